@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +19,7 @@ class Binding:
     requirement: str
     """Argument of ``pip install``, as in this package's extra."""
     modules: tuple[str, ...]
-    """What workers import; the first shows whether the package is installed."""
-
-    @property
-    def top(self) -> str:
-        return self.modules[0].partition(".")[0]
+    """What workers import, the package's own first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,19 +202,8 @@ NVIDIA = SupportedVendor(
     kernel_marks=("proc/driver/nvidia/version",),
     control_files=("dev/nvidiactl", "dev/nvidia-uvm"),
     gpu_files="dev/nvidia[0-9]*",
-    facts=frozenset(
-        [
-            "nvidia-driver",
-            "nvidia-module",
-            "nvidia-peermem",
-            "libcuda",
-            "cuda-driver",
-            "cuda-runtime",
-            "gdrcopy",
-            "mig",
-            "nccl",
-        ]
-    ),
+    facts=frozenset({"nvidia-driver", "nvidia-module", "nvidia-peermem", "gdrcopy", "mig", "nccl"})
+    | {"cuda-driver", "cuda-runtime", "libcuda"},
     drivers=frozenset({"nvidia-driver", "cuda-driver"}),
     word="CUDA",
     hides={"CUDA_VISIBLE_DEVICES": True},
@@ -240,14 +226,8 @@ NVIDIA = SupportedVendor(
         out_of_memory="CUDA_ERROR_OUT_OF_MEMORY",
         out_of_memory_code=2,
         already_mapped=frozenset({"CUDA_ERROR_ALREADY_MAPPED"}),
-        refused=frozenset(
-            {
-                "CUDA_ERROR_INVALID_VALUE",
-                "CUDA_ERROR_INVALID_CONTEXT",
-                "CUDA_ERROR_INVALID_HANDLE",
-                "CUDA_ERROR_NOT_SUPPORTED",
-            }
-        ),
+        refused=frozenset({"CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_INVALID_CONTEXT"})
+        | {"CUDA_ERROR_INVALID_HANDLE", "CUDA_ERROR_NOT_SUPPORTED"},
         not_supported=frozenset({"CUDA_ERROR_NOT_SUPPORTED"}),
         not_permitted=frozenset({"CUDA_ERROR_NOT_PERMITTED"}),
         too_many_peers=frozenset({"CUDA_ERROR_TOO_MANY_PEERS"}),
@@ -320,15 +300,8 @@ AMD = SupportedVendor(
         out_of_memory="hipErrorOutOfMemory",
         out_of_memory_code=2,
         already_mapped=frozenset({"hipErrorAlreadyMapped"}),
-        refused=frozenset(
-            {
-                "hipErrorInvalidValue",
-                "hipErrorInvalidContext",
-                "hipErrorInvalidHandle",
-                "hipErrorInvalidDevicePointer",
-                "hipErrorNotSupported",
-            }
-        ),
+        refused=frozenset({"hipErrorInvalidValue", "hipErrorInvalidContext", "hipErrorInvalidHandle"})
+        | {"hipErrorInvalidDevicePointer", "hipErrorNotSupported"},
         not_supported=frozenset({"hipErrorNotSupported"}),
     ),
     calls=Calls(initialise="hipInit"),
@@ -382,3 +355,9 @@ VENDORS: tuple[Vendor, ...] = (NVIDIA, AMD, INTEL)
 
 SUPPORTED = {vendor.backend: vendor for vendor in VENDORS if isinstance(vendor, SupportedVendor)}
 """Backend → its vendor."""
+
+
+def installed() -> tuple[str, ...]:
+    """Backends whose binding is installed: the simulator replaces drivers but not bindings."""
+    packages = {name: vendor.binding.modules[0].partition(".")[0] for name, vendor in SUPPORTED.items()}
+    return tuple(backend for backend, package in packages.items() if find_spec(package))

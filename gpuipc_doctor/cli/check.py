@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gpuipc_doctor.cli import bindings, check_options, formats, options, run_as
+from gpuipc_doctor.cli import check_options, formats, options, run_as
 from gpuipc_doctor.cli.check_options import CheckOptions
 from gpuipc_doctor.cli.progress import Silent, progress
 from gpuipc_doctor.cli.stdio import say
@@ -17,6 +17,7 @@ from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import exits
 from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.run import engine, preview_content
+from gpuipc_doctor.vendors import installed
 
 
 @click.command()
@@ -89,7 +90,7 @@ def _name_example(report: Report) -> None:
     from gpuipc_doctor.simulator.build import has_compiler
 
     is_without_gpu = report.nothing_tested and not report.devices and not report.simulated
-    if is_without_gpu and (usable := bindings.usable()) and has_compiler():
+    if is_without_gpu and (usable := installed()) and has_compiler():
         shown = "healthy-both" if len(usable) > 1 else f"healthy-{usable[0]}"
         click.echo(f"no GPU here; to see an example, run `gpuipc-doctor check --all --simulate {shown}`")
 

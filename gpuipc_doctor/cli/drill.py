@@ -12,7 +12,7 @@ from itertools import islice, takewhile
 
 import click
 
-from gpuipc_doctor.cli import bindings, options
+from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report_types import Report
@@ -24,7 +24,7 @@ from gpuipc_doctor.simulator.drilling import Drill, Task
 from gpuipc_doctor.simulator.profile import Expected, Profile
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.supervise.side_by_side import side_by_side
-from gpuipc_doctor.vendors import SUPPORTED
+from gpuipc_doctor.vendors import SUPPORTED, installed
 
 
 @click.command()
@@ -165,7 +165,7 @@ def _run(task: Task) -> tuple[Report, float]:
 
 def _usable_backends() -> list[str]:
     """Backends with an installed binding; prints the names of the others."""
-    usable = bindings.usable()
+    usable = installed()
     for backend, vendor in SUPPORTED.items():
         if backend not in usable:
             package = vendor.binding.package
@@ -178,7 +178,7 @@ def _not_run(asked: Mapping[str, Profile], backends: Collection[str]) -> dict[st
     return {
         stated.name: "; ".join(
             f"the profile needs {on}, but {SUPPORTED[on].binding.package} is not installed"
-            if on not in bindings.usable()
+            if on not in installed()
             else f"the profile needs {on}, which --backend excludes"
             for on in stated.expect
         )
