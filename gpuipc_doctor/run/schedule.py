@@ -244,7 +244,7 @@ class Schedule:
             return []
         if are_apart and not ended.stopped:
             return singles(tour.end())
-        if isinstance(ended, ProbeOutcome) and must_be_alone(planned, ended):
+        if isinstance(ended, ProbeOutcome) and must_be_alone(tour, ended):
             self._failed_beside += 1
             first, *rest = tour.end()
             return [self._alone([first]), *([Tour(tuple(rest))] if rest else [])]

@@ -336,7 +336,10 @@ def is_beside(planned: PlannedProbe) -> bool:
     return planned.probe.by_process and not planned.probe.exclusive
 
 
-def must_be_alone(planned: PlannedProbe, ended: ProbeOutcome) -> bool:
-    """Whether a probe that ran beside others on its devices must be repeated alone: it could not tell, or
-    failed."""
-    return is_beside(planned) and not (ended.completed or ended.stopped or is_unkillable(ended))
+def must_be_alone(tour: Tour, ended: ProbeOutcome) -> bool:
+    """Whether a visit that was made beside others on its devices must be repeated alone: it could not tell,
+    or failed while there were others."""
+    role = ended.roles.get(ended.blamed or "")
+    was_alone = tour.will_share and not (role and role.ending is Ending.EXCEPTION)
+    is_settled = ended.completed or ended.stopped or is_unkillable(ended)
+    return is_beside(tour.visit) and not (was_alone or is_settled)

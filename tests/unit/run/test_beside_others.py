@@ -189,8 +189,18 @@ def test_probe_that_is_alone_at_first_starts_first_and_others_run_once_it_shares
     assert ("first", False) in fake.ran
 
 
-def test_probe_that_shares_its_devices_is_alone_to_its_end_if_it_failed_beside_others() -> None:
-    planned = watches("a")
+@pytest.mark.parametrize(
+    ("shares", "ending", "runs"),
+    [(True, Ending.HUNG, 2), (False, Ending.HUNG, 1), (False, Ending.EXCEPTION, 2)],
+    ids=["beside others", "still alone", "could not tell"],
+)
+def test_probe_that_is_alone_at_first_is_repeated_if_it_failed_beside_others_or_could_not_tell(
+    shares: bool, ending: Ending, runs: int
+) -> None:
+    planned = watches("first")
     first = replace(planned, probe=replace(planned.probe, alone_at_first=True))
-    taken(fake := Fake({"a": Ending.HUNG}), first, watches("b"))
-    assert sorted(fake.ran) == [("a", False), ("a", True), ("b", False)]
+    fake = Sharing(shares=shares)
+    fake.beside = {"first": ending}
+    taken(fake, first, watches("other"))
+    assert [check for check, _ in fake.ran].count("first") == runs
+    assert ("other", False) in fake.ran
