@@ -26,8 +26,8 @@ TORCH_PYTHON = "/usr/bin/python3"
 PASS, OPEN, STUCK = 0, 11, 12
 
 MODULES = (
-    "asyncio copy fcntl gc hashlib json lzma mmap multiprocessing os pickle queue re select signal socket "
-    "sqlite3 subprocess sys threading time zlib"
+    "asyncio copy fcntl gc hashlib json lzma math mmap multiprocessing os pickle queue re select signal "
+    "socket sqlite3 subprocess sys threading time zlib"
 )
 READ = """
 import socket, sys

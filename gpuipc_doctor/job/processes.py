@@ -33,7 +33,10 @@ LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI
 """Variables in which launchers pass the number of a rank on its node."""
 
 
-_LAUNCHES = re.compile(r"(^|/)(torchrun|accelerate|deepspeed)$|^torch\.distributed\.(run|launch)$")
+_LAUNCHES = re.compile(
+    r"(^|/)(torchrun|accelerate(-launch)?|deepspeed)$"
+    r"|^(torch\.distributed\.(run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.\w+)$"
+)
 _CPUS = re.compile(r"^Cpus_allowed_list:\s*([\d,-]+)$", re.MULTILINE)
 
 
@@ -76,7 +79,7 @@ def read_process(pid: int, used_s: Callable[[int, float], float], names: frozens
             children_s=stat.children_s,
             cpus=found[1] if (found := _CPUS.search(status)) else "",
             world=environ.get("PMIX_NAMESPACE") or "spawned" * ("PMI_SPAWNED" in environ),
-            launches=any(map(_LAUNCHES.search, (command := reader.text("cmdline")).split("\0")[:4])),
+            launches=is_launch(command := reader.text("cmdline")),
             nodes=_nodes(command, environ),
             refused=reader.refused,
         )
@@ -117,6 +120,11 @@ def _transferred(text: str) -> int | None:
     which also rise during one long write and by page faults (``io``, proc(5))."""
     counts = re.findall(r"^(?:[rw]char|(?:read|write)_bytes): ([0-9]+)$", text, re.MULTILINE)
     return sum(map(int, counts)) if len(counts) == 4 else None
+
+
+def is_launch(command: str) -> bool:
+    """Whether a command line, with NUL between its words, is that of a launcher of PyTorch's ranks."""
+    return any(map(_LAUNCHES.search, command.split("\0")[:4]))
 
 
 def _nodes(command: str, environ: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from gpuipc_doctor.job.document import Cause, Process, Snapshot
 from gpuipc_doctor.job.examination import examine
-from gpuipc_doctor.job.processes import read_process
+from gpuipc_doctor.job.processes import is_launch, read_process
 from gpuipc_doctor.job.roles import BY_GPU, IN_ORDER, kind_of_helper, roles, workers
 from gpuipc_doctor.stacks.thread import Thread
 
@@ -175,6 +175,23 @@ def test_torchrun_below_srun_is_no_rank(what: str) -> None:
     agent = replace(process(100, 1, 0, python=frames), launches=not frames)
     ranks = [process(101 + n, 100, n, threads=WORKS) for n in range(2)]
     assert found(agent, *ranks) == ({0: 101, 1: 102}, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "launches"),
+    [
+        ("python3 /venv/bin/torchrun --nproc_per_node 8 train.py", True),
+        ("python3 -u -m torch.distributed.run train.py", True),
+        ("python3 -m torch.distributed.launch train.py", True),
+        ("python3 /venv/bin/accelerate launch train.py", True),
+        ("python3 -u -m deepspeed.launcher.launch train.py", True),
+        ("python3 -u train.py --launcher torchrun", False),
+        ("python3 train.py", False),
+        ("", False),
+    ],
+)
+def test_launchers_of_pytorch_are_known_by_their_commands(words: str, *, launches: bool) -> None:
+    assert is_launch(words.replace(" ", "\0")) is launches
 
 
 MPI = ("/usr/lib/libmpi.so.40",)
