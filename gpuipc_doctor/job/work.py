@@ -25,6 +25,13 @@ BYTES_PER_S = 64 << 10
 """Bytes a second through TCP connections, or read and written, beyond those of the waiting ranks."""
 
 
+_MARGINS = (SHARE, SHARE, BYTES_PER_S, BYTES_PER_S)
+"""By how much threads, children, connections, and reads and writes must exceed those of the waiting ranks."""
+
+THREAD = "thread "
+"""Begin of the name of a rank's own thread beside its children's."""
+
+
 def find_work(
     snapshots: Sequence[Snapshot],
     ranks: Mapping[int, Sequence[Process]],
@@ -45,28 +52,31 @@ def find_work(
     shares = {rank: _shares(family, seconds) for rank, family in families.items()}
     figures = {
         rank: (
-            sum(shares[rank].values()),
+            sum(share for name, share in shares[rank].items() if name.startswith(THREAD)),
+            sum(share for name, share in shares[rank].items() if not name.startswith(THREAD)),
             _carried(family) / seconds,
             _grown(family, lambda process: process.io) / seconds,
         )
         for rank, family in families.items()
     }
     waiting = [figures[rank] for rank in figures if activities[rank].kind.waits]
-    usual = [max(column) for column in zip(*waiting, strict=True)] or [0.0] * 3
+    usual = [max(column) for column in zip(*waiting, strict=True)] or [0.0] * len(_MARGINS)
     found = {}
-    for rank, (share, carried, moved) in figures.items():
-        if activities[rank].kind.waits_for_ranks and carried > BYTES_PER_S:
-            found[rank] = f"its connections carry {carried / 2**20:.1f} MiB a second"
+    for rank, own in figures.items():
+        more = [each > other + margin for each, other, margin in zip(own, usual, _MARGINS, strict=True)]
+        carries = f"its connections carry {own[2] / 2**20:.1f} MiB a second"
+        if activities[rank].kind.waits_for_ranks and own[2] > BYTES_PER_S:
+            found[rank] = carries
         if not activities[rank].kind.is_outside:
             continue
         facts = ProcessFacts(ranks[rank])
-        if share > usual[0] + SHARE:
+        if more[0] or more[1]:
             busiest = max(shares[rank], key=shares[rank].__getitem__)
-            found[rank] = f"{busiest} uses {share:.0%} of a processor"
-        elif carried > usual[1] + BYTES_PER_S:
-            found[rank] = f"its connections carry {carried / 2**20:.1f} MiB a second"
-        elif moved > usual[2] + BYTES_PER_S:
-            found[rank] = f"it and its children read and write {moved / 2**20:.1f} MiB a second"
+            found[rank] = f"{busiest} uses {shares[rank][busiest]:.0%} of a processor"
+        elif more[2]:
+            found[rank] = carries
+        elif more[3]:
+            found[rank] = f"it and its children read and write {own[3] / 2**20:.1f} MiB a second"
         elif activities[rank].kind is Kind.COMPUTES and (places := _computing(facts)):
             found[rank] = f"computes in {places[0]}, then in {places[1]}"
         elif why := _receives(facts) or _fills(facts):
@@ -92,7 +102,7 @@ def _shares(family: Family, seconds: float) -> dict[str, float]:
             helper = f"{process.program} ({process.pid})" if process.pid in lasting else process.program
             for thread in process.threads:
                 if not own or thread.tid != process.pid:
-                    key = f"thread {thread.name}" if own else helper, thread.tid * (process.pid in lasting)
+                    key = f"{THREAD}{thread.name}" if own else helper, thread.tid * (process.pid in lasting)
                     seen.setdefault(key, [[] for _ in family[1:]])[number].append(thread)
     shares: dict[str, float] = {}
     for (own_name, _), looks in seen.items():

@@ -66,11 +66,23 @@ def test_helper_that_computes_is_work_beyond_that_of_waiting_ranks(
     late = process(1, thread(20, SLEEPS), *own)
     child = process(None, thread(30, busy=helper * (where == "child"), name="gzip"), parent=20)
     below = process(None, thread(40, busy=helper * (where == "grandchild"), name="gzip"), parent=30)
-    report = examined(*[(waiting(thread(11, busy=idle)), late, child, below)] * 3)
+    peer = waiting(thread(11, busy=idle * (where == "thread")))
+    usual = process(None, thread(60, busy=idle * (where != "thread"), name="monitor"), parent=10)
+    report = examined(*[(peer, late, child, below, usual)] * 3)
     assert (report.verdict.cause, report.verdict.blamed) == (cause, (1,))
     if cause is Cause.UNKNOWN:
         assert "rank 1 is late, and working at" in job_content.sentence(report)
         assert "look again" in job_content.sentence(report)
+
+
+@pytest.mark.parametrize(("polls", "cause"), [("thread", Cause.UNKNOWN), ("child", Cause.HOST_LATE)])
+def test_children_are_compared_with_children(polls: str, cause: Cause) -> None:
+    """A thread of a waiting rank may poll; it says nothing about what children do."""
+    peer = waiting(*[thread(11, busy=1.0, name="progress")] * (polls == "thread"))
+    monitor = process(None, thread(60, busy=1.0 * (polls == "child"), name="monitor"), parent=10)
+    child = process(None, thread(30, busy=0.98, name="gzip"), parent=20)
+    report = examined(*[(peer, monitor, process(1, thread(20, SLEEPS)), child)] * 3)
+    assert report.verdict.cause is cause
 
 
 def test_child_that_is_always_ready_to_run_works_on_a_busy_node() -> None:
