@@ -7,12 +7,12 @@ No other module names a vendor's backend, library, variable or tool to tell vend
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Binding:
+class Binding(NamedTuple):
     """The Python package by which workers call the driver."""
 
     package: str
@@ -22,8 +22,7 @@ class Binding:
     """What workers import, the package's own first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
+class Errors(NamedTuple):
     """Names of the driver's errors, by what they mean."""
 
     out_of_memory: str
@@ -40,8 +39,7 @@ class Errors:
     """Little free memory may be the reason, although the error does not say so."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
+class Calls(NamedTuple):
     """Names of the driver's functions, by what they do."""
 
     initialise: str
@@ -57,22 +55,20 @@ class Calls:
     """Regular expression → the capability that a GPU lacks if it does not support such a function."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(NamedTuple):
     """How this tool shows a process some GPUs only."""
 
     variable: str
     by_uuid: bool
     """Whether it takes uuids, which each GPU has and nothing renumbers, rather than indices among the GPUs
     that are left."""
-    order: Mapping[str, str] = field(default_factory=dict)
+    order: Mapping[str, str] = {}
     """What numbers GPUs in the order of the PCI bus."""
-    one_queue: Mapping[str, str] = field(default_factory=dict)
+    one_queue: Mapping[str, str] = {}
     """What gives a process one queue between host and GPU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveFamily:
+class CollectiveFamily(NamedTuple):
     """The vendor's library of collectives."""
 
     name: str
@@ -84,8 +80,7 @@ class CollectiveFamily:
     sdk: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpiNames:
+class MpiNames(NamedTuple):
     """The vendor's names in MPI libraries and what they use."""
 
     driver: str
@@ -111,7 +106,7 @@ class MpiNames:
     """Open MPI's variable that is 0 if its code for the vendor is switched off."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Vendor:
     """A vendor whose GPUs the tool knows, tested or not."""
 
@@ -134,7 +129,7 @@ class Vendor:
         return f"{self.name} GPU"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SupportedVendor(Vendor):
     """A vendor with a backend."""
 

@@ -103,7 +103,7 @@ def test_vendor_of_another_shape_is_a_record_and_a_backend(tmp_path: Path) -> No
     linked(here / "worker/backends", package / "worker/backends")
     for name, of in {"checks": "checks", "site_configs": "site-configs"}.items():
         (package / name).symlink_to(ROOT / of)
-    text = (here / "vendors.py").read_text().replace("dataclass, field", "dataclass, field, replace")
+    text = (here / "vendors.py").read_text().replace("import dataclass\n", "import dataclass, replace\n")
     (package / "vendors.py").write_text(text.replace("\nVENDORS: tuple[Vendor, ...] = (", RECORD))
     (package / "worker/backends/third.py").write_text(BACKEND)
 

@@ -20,7 +20,7 @@ def test_suggested_simulated_node_can_be_tested_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], absent: tuple[str, ...], shown: str
 ) -> None:
     for backend, vendor in SUPPORTED.items():
-        binding = replace(vendor.binding, modules=("no_such_module" if backend in absent else "json",))
+        binding = vendor.binding._replace(modules=("no_such_module" if backend in absent else "json",))
         monkeypatch.setitem(SUPPORTED, backend, replace(vendor, binding=binding))
     monkeypatch.setattr(build, "has_compiler", lambda: True)
     bare = replace(healthy(()), devices=(), probes_run=0)

@@ -34,7 +34,7 @@ OVERLAP = Finding.fail(
 )
 OVERLAPPING = replace(HEALTHY, results=(ReportResult("ipc-stale", OVERLAP),))
 
-NO_BINDING = replace(AMD, binding=replace(AMD.binding, modules=("no_such_module",)))
+NO_BINDING = replace(AMD, binding=AMD.binding._replace(modules=("no_such_module",)))
 """AMD, with a binding that is not installed."""
 
 
