@@ -15,23 +15,33 @@ _LONGEST = 160
 """Maximum characters of an error's text in a sentence."""
 
 TOKENS = (
-    *("Error: ", "Exception: ", "Fatal Python error: ", "Signal: ", "Caught signal ", "watchdog got stuck"),
+    *(
+        "Error: ",
+        "Exception: ",
+        "CUDA error: ",
+        "HIP error: ",
+        "Fatal Python error: ",
+        "Signal: ",
+        "Caught signal ",
+        "watchdog got stuck",
+    ),
     *("Fatal error in ", "srun: error: ", " exited on signal ", " RUNNING AT ", "Worker exit type: "),
-    *("\tpid: ", "\tip: ", "memory pressure", "observed failure", "CANCELLED AT "),
-    *("time      : ", "rank      : ", "exitcode  : "),
+    *("\tpid: ", "\tip: ", "  pid: ", "  ip: ", "memory pressure", "observed failure", "CANCELLED AT "),
+    *("failed (exitcode: ", "time      : ", "rank      : ", "exitcode  : "),
 )
 """Texts of which each line that is read has one, beside those of the watchdog."""
 
 _FOLLOWS = re.compile(
     r"atchdog caught|Timeout at WorkNCCL|ast enqueued|debug info, due to|Dist(?:Backend|Network|Store)Error"
     r"|Connection (?:closed|reset) by|[Bb]roken pipe|remote process exited|communicator was aborted"
-    r"|RemoteError|failed to pass monitoredBarrier|Detected mismatch between|ChildFailedError"
-    r"|SignalException|SIGTERM|[Tt]imed out|RayActorError|RayTaskError"
+    r"|RemoteError|failed to pass monitoredBarrier|reached monitoredBarrier, but|Detected mismatch between"
+    r"|ChildFailedError|SignalException|SIGTERM|[Tt]imed out|RayActorError|ActorDiedError|RayTaskError"
 )
 """What a rank writes because of another rank, or of somebody who ends the job."""
 _OWN = re.compile(
     r"^(?P<says>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): .*)"
-    r"|(?P<crash>Fatal Python error: .+|Signal: [\w ]+\(\d+\)|Caught signal \d+ \([^)]*\))"
+    r"|(?P<crash>(?:CUDA|HIP) error: .+|Fatal Python error: .+|Signal: [\w ]+\(\d+\)"
+    r"|Caught signal \d+ \([^)]*\))"
     r"|watchdog got stuck for (?P<stuck>\d+) seconds"
 )
 _LAUNCHER = re.compile(
@@ -44,11 +54,11 @@ _RAY = re.compile(
     r"Worker IP address: (?P<ip>[\w.:]+?),? .*?Worker PID: (?P<pid>\d+).*?Worker exit type: (?P<how>\w+)"
     r"|Workers \(tasks / actors\) killed due to memory pressure.*?IP: (?P<full>[\w.:]+)\)"
 )
-_FIELD = re.compile(r"^\s+(pid|ip): (\S+)$|(time|rank|exitcode)  +: (-?[\w:.-]+)")
+_FIELD = re.compile(r"(?:^|\))\s+(pid|ip): (\S+)$|(time|rank|exitcode)  +: (-?[\w:.-]+)")
 """A field of Ray's actor, or of a row of torchrun's table."""
 _ENDED = re.compile(r"CANCELLED AT \S+ DUE TO ")
 _TIMES = (
-    re.compile(r"\[[EWIF](\d\d)(\d\d) (\d\d:\d\d:\d\d)"),
+    re.compile(r"\[[EWIF](\d\d?)(\d\d) (\d\d:\d\d:\d\d)"),
     re.compile(r"\d{4}-(\d\d)-(\d\d)[T _](\d\d:\d\d:\d\d)"),
 )
 _SIGNALS = {-9: " (SIGKILL: perhaps out of memory)", -11: " (SIGSEGV)", -6: " (SIGABRT)", -15: " (SIGTERM)"}
@@ -90,7 +100,9 @@ class Failures:
             self._is_ended = True
         if self._is_ended or len(self._own) + len(self._launcher) + len(self._table) > MOST_RANKS:
             return
-        if rank is not None:
+        if "failed (exitcode: " in text:
+            self.is_over = True
+        elif rank is not None:
             self._add_own(log, line, text, rank, own)
         if failure := self._of_launcher(log, line, text):
             self._launcher.setdefault(failure.ranks, failure)
@@ -196,7 +208,7 @@ def _earliest(causes: Sequence[Failure]) -> Failure:
 def _time(text: str) -> str:
     """A line's month, day and time, to compare; empty if it has none."""
     found = next(filter(None, (form.search(text) for form in _TIMES)), None)
-    return " ".join(found.groups()) if found else ""
+    return " ".join([found[1].zfill(2), found[2], found[3]]) if found else ""
 
 
 def _do(ranks: Sequence[int]) -> str:

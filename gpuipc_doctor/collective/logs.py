@@ -64,7 +64,8 @@ _TIMEOUT = re.compile(
 )
 _ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (-?\d+), last completed (?:NCCL )?work: (-?\d+)")
 _AT = re.compile(r"watchdog at work sequence id: (\d+)")
-_MONITORED = re.compile(r"[Rr]anks? ([\d, ]+) failed to pass monitoredBarrier")
+_MONITORED = "monitored_barrier"
+_NOT_PASSED = re.compile(r"[Rr]anks? ([\d, ]+) failed to pass monitoredBarrier")
 _FINGERPRINT = re.compile(
     r"Rank (\d+) is running collective: CollectiveFingerPrint\(SequenceNumber=(\d+), ?OpType=(\w+)"
     r"(?:, TensorShape=(\[[^\]]*\]))?(?:, TensorDtypes=(\w+))?"
@@ -148,9 +149,14 @@ class _Attempt:
         self.failures.add(log, line, text, rank, own)
 
     def is_over_for(self, text: str) -> bool:
-        """Whether a rank that timed out joins a communicator again: it was started anew."""
-        found = _INIT.search(text)
-        return found is not None and int(found[3]) in self._timeouts
+        """Whether a rank that timed out was started anew: it joins a communicator, or times out in another
+        call after torchrun's agent has reported the end."""
+        if " commId " in text and (found := _INIT.search(text)):
+            return int(found[3]) in self._timeouts
+        if not self.failures.is_over or not (found := _TIMEOUT.search(text)):
+            return False
+        calls = [seen.call.number for seen in self._timeouts.get(_writer(text, "")[0] or 0, ())]
+        return bool(calls) and int(found[1]) not in calls
 
     def _timeout(self, log: str, line: int, text: str, rank: int) -> None:
         found = _TIMEOUT.search(text)
@@ -181,9 +187,9 @@ class _Attempt:
         self._enqueued.setdefault((group, rank), _Seen(call, log, line, text))
 
     def _gloo(self, log: str, line: int, text: str, rank: int | None) -> None:
-        if found := _MONITORED.search(text):
+        if found := _NOT_PASSED.search(text):
             missing = {int(number) for number in re.findall(r"\d+", found[1])}
-            group = "monitored_barrier"
+            group = _MONITORED
             self._members.setdefault(group, set()).update(missing)
             if rank is not None and rank not in missing:
                 self._others[group, rank].append(
@@ -324,7 +330,7 @@ class Lines:
         """Read a line. ``rank_of_log``: the rank whose log it is, if the log's name says so."""
         for part in _PREFIX.split(text) if text.count("[rank") > 1 else (text,):
             attempt = self._attempt(log)
-            if _RESTARTS in part or (" commId " in part and attempt.is_over_for(part)):
+            if _RESTARTS in part or attempt.is_over_for(part):
                 attempt.failures.is_over = True
                 self._at[log] = self._at.get(log, 0) + 1
                 attempt = self._attempt(log)
@@ -395,7 +401,7 @@ def _finding(judgement: Judgement, seen: Iterable[_Seen]) -> Finding:
     waits = [one for one in of_group if one.call.rank in judgement.waiting]
     shown = (own or waits)[0]
     silent = "" if own else f"; there is no such line of {in_words(judgement.culprits)}"
-    sentence = judgement.sentence.replace(f" of {_STACKS}", f" ({_STACKS})")
+    sentence = judgement.sentence.replace(f" of {_STACKS}", f" ({_STACKS})").replace(f" of {_MONITORED}", "")
     return Finding(
         f"{sentence}{silent}",
         judgement.culprits,

@@ -14,6 +14,13 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. G
 LOST = "torch.distributed.DistBackendError: NCCL error in: x.cpp:3690, remote process exited"
 RESTART = "[default] Worker group FAILED. 1/3 attempts left; will restart worker group"
 STUCK = "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress"
+AGENT = (
+    "E1129 09:39:29.5 22206 torch/distributed/elastic/x.py:1002] failed (exitcode: 1) local_rank: 2 (pid: 7)"
+)
+REACHED = (
+    "[rank2]: RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting"
+)
+ILLEGAL = "Process group watchdog thread terminated with exception: CUDA error: an illegal memory access was"
 RAY = (
     "A worker died or was killed while executing a task. Worker IP address: 192.0.2.7 Worker port: 10002 "
     "Worker PID: 4242 Worker exit type: SYSTEM_ERROR Worker exit detail: connection error code 2."
@@ -58,11 +65,14 @@ def several(line: str, *ranks: int) -> str:
         ([several("[rank{rank}]: " + LOST, 0, 1), TABLE], (3,), "with exit code 1"),  # earlier than the root
         (["[rank3]: TypeError: expected Half", TABLE], (3,), "TypeError"),
         ([timeout(2), "[rank3]: IndexError: 7", TORCHRUN], (3,), "IndexError"),  # rank 2 was aborted
+        ([f"[rank3]:[E ProcessGroupNCCL.cpp:1414] {ILLEGAL}", timeout(0), timeout(1)], (3,), "illegal"),
+        ([REACHED, "[rank0]: RuntimeError: Rank 1 failed to pass monitoredBarrier"], (1,), "did not call"),
         ([KILLED], (2,), "rank 2 failed first, on n1, by signal 11 (Segmentation fault)"),
         ([HYDRA, "=   RANK 0 PID 7 RUNNING AT n1"], (3,), "rank 3 failed first, on n2"),
         ([f"[rank4]:[E1126] {STUCK}", *map(timeout, range(4))], (4,), "watchdog got stuck"),
         ([RAY, f"(Trainer pid=1) {timeout(0)}"], (), "pid 4242 on 192.0.2.7 died first (SYSTEM_ERROR)"),
         ([RAY_ACTOR], (), "Ray's actor with pid 5151 on 192.0.2.9"),
+        ([RAY_ACTOR.replace("\t", "        ")], (), "Ray's actor with pid 5151 on 192.0.2.9"),
         ([RAY_MEMORY], (), "Ray killed a worker on 192.0.2.9"),
         ([f"[rank1]: {OOM}", RESTART, "step 1"], (1,), "[attempt 1 of 2]"),
         ([f"[rank1]: {OOM}", RESTART, f"[rank1]: {OOM}", RESTART], (1,), "[attempt 1-2 of 3]"),
@@ -100,9 +110,9 @@ def test_what_follows_from_others_or_ends_nothing_is_no_cause(lines: list[str]) 
 
 def test_first_of_several_logs_is_the_first_by_time() -> None:
     lines = Lines()
-    for rank, at in ((2, "21:40:00"), (5, "21:30:00"), (0, "21:41:00")):
+    for rank, at in ((2, "[E1021 21:40:00.1 x]"), (5, "[E602 21:30:00.1 x]"), (0, "2026-11-26 21:41:00")):
         error = LOST if rank == 0 else f"RuntimeError: {'odd' * rank}"
-        lines.add(f"rank{rank}.log", 1, f"[rank{rank}]: {error} at 2026-11-26 {at}", str(rank))
+        lines.add(f"rank{rank}.log", 1, f"{at} [rank{rank}]: {error}", str(rank))
     assert [found.ranks for found in lines.findings()] == [(5,)]
 
 
@@ -112,6 +122,14 @@ def test_attempts_in_one_log_are_judged_apart() -> None:
     found = read([*first, *again])
     assert [one.ranks for one in found] == [(2,)]
     assert found[0].says.endswith("[attempt 1 of 2]")
+
+
+def test_attempts_without_a_line_between_them_are_judged_apart() -> None:
+    """Torchrun's line on the restart is not printed by default, its agent's error is."""
+    found = read([*map(timeout, (0, 1, 3)), AGENT, *(timeout(rank, 12) for rank in (0, 2, 3)), AGENT])
+    assert [one.ranks for one in found] == [(2,), (1,)]
+    late = [*map(timeout, (0, 1)), AGENT, timeout(3)]  # of another node
+    assert [(one.ranks, "attempt" in one.says) for one in read(late)] == [((2,), False)]
 
 
 def test_last_rank_of_the_job_is_missing_if_a_communicator_has_it() -> None:
