@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from gpuipc_doctor.api import Json
+from gpuipc_doctor.api import Context, Json, Probe, Tier
 from gpuipc_doctor.api.health_rows import ENDING_XIDS, FAULTS, LINKS, WARNINGS
-from gpuipc_doctor.model import Finding, Status
+from gpuipc_doctor.model import Fact, Finding, Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import GOOD, conclude, statuses
+from tests.checks.judging import GOOD, check, conclude, gpu, statuses
 
 H100 = "NVIDIA H100 80GB HBM3"
 LINK = {"generation": 5, "generations": 5, "lanes": 16, "slot": 16}
@@ -177,6 +179,54 @@ def test_without_figures_the_check_says_why_it_cannot_tell() -> None:
 def test_log_that_cannot_be_read_is_said() -> None:
     (found,) = health({}, has_log=False)
     assert any("Xids are unknown" in line for line in sentences.evidence(found))
+
+
+def test_pass_names_the_figures_that_were_reported_and_what_imex_has() -> None:
+    told = {"name": H100, "remapped": [0, 0], "links": "18"}
+    record = {
+        "gpus": {"cuda:0": told},
+        "lost": {},
+        "silent": {},
+        "why": "",
+        "has_log": True,
+        "loaded_s": None,
+    }
+    params = {"quick": False, "gpus": [["cuda:0"]], "states_links": False}
+    imex = {"imex-channels": "channel0", "imex-daemon": None}
+    done = {"allocator": {**record, "imex_nodes": 0, "wrong": ""}}
+    (found,) = conclude("gpu-health", done, **params, imex=imex)
+    assert sentences.summary(found) == "no fault reported: remapped rows, NVLinks"
+    assert sentences.evidence(found) == ("imex-channels: channel0",)
+
+
+@pytest.mark.parametrize(
+    ("tier", "capabilities", "quick", "copies"),
+    [
+        (Tier.PROLOG, {"multi-process"}, True, False),
+        (Tier.ACCEPTANCE, {"multi-process"}, False, True),
+        (Tier.ACCEPTANCE, set(), False, False),  # exclusive: another process may have the GPU
+    ],
+)
+def test_each_gpu_is_asked_and_copied_to_unless_a_job_waits_or_it_is_exclusive(
+    tier: Tier, capabilities: set[str], quick: bool, copies: bool
+) -> None:
+    devices = tuple(replace(gpu(number), capabilities=frozenset(capabilities)) for number in range(2))
+    facts = (Fact("imex-daemon", "runs", "/proc"), Fact("kernel", "6.8", "/proc"))
+    planned = list(check("gpu-health").probes(Context(devices, facts, tier=tier)))
+    assert [probe.subject for probe in planned if isinstance(probe, Probe)] == ["cuda:0", "cuda:1"]
+    for probe in planned:
+        assert isinstance(probe, Probe)
+        assert (probe.params["quick"], probe.params["copies"]) == (quick, copies)
+        assert probe.params["imex"] == {"imex-daemon": "runs"}
+
+
+def test_without_a_gpu_nvml_is_asked_for_all_but_not_before_a_job() -> None:
+    (probe,) = check("gpu-health").probes(Context())
+    assert isinstance(probe, Probe)
+    assert (probe.subject, probe.params["gpus"], probe.params["copies"]) == ("node", [], False)
+    (finding,) = check("gpu-health").probes(Context(tier=Tier.PROLOG))
+    assert isinstance(finding, Finding)
+    assert finding.key == "no-device"
 
 
 def test_number_of_links_that_a_site_states_wins_over_the_model() -> None:
