@@ -149,7 +149,8 @@ REMEDIES = {
 def picture(devices: Sequence[Device], ways: Mapping[str, Mapping[str, str]]) -> list[Evidence]:
     """Lines of evidence that show how each GPU reaches the others; of fewer than four, if ways are known.
 
-    ``ways``: label → label → the way, such as ``NV18`` or ``SYS``, if it is known; ``-``: no peer access.
+    ``ways``: label → label → the way, such as ``NV18`` or ``SYS``, if it is known; ``-``: no peer access. The
+    values ``paths`` also have the ways of pairs without access.
     """
     if len(devices) < (2 if ways else FEWEST):
         return []
@@ -163,7 +164,11 @@ def picture(devices: Sequence[Device], ways: Mapping[str, Mapping[str, str]]) ->
     others = [device.label for device in devices]
     return [
         Evidence.seen(
-            says, device=device.label, others=others, ways=[cell(device, other) for other in devices]
+            says,
+            device=device.label,
+            others=others,
+            ways=[cell(device, other) for other in devices],
+            paths=[ways.get(device.label, {}).get(other, "") for other in others],
         )
         for device in devices
     ]

@@ -167,7 +167,7 @@ def _ways(report: Report) -> dict[tuple[str, str], str]:
         (str(line["device"]), str(other)): str(way)
         for result in report.results
         for line in (item.values for item in result.finding.evidence if "ways" in item.values)
-        for other, way in zip(line["others"], line["ways"], strict=True)
+        for other, way in zip(line["others"], line.get("paths") or line["ways"], strict=True)
         if way not in ("X", "-", "P2P")
     }
 

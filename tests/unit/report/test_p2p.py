@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.api import Json
+from gpuipc_doctor.api.equal_gpus import picture
 from gpuipc_doctor.model import Device, Evidence, Fact, Finding
 from gpuipc_doctor.report import node_content, node_exports, p2p
 from gpuipc_doctor.report.p2p import COPIES, KERNELS, Answer
@@ -66,6 +67,14 @@ def test_pair_that_the_driver_refuses_is_no_fault() -> None:
     (pair,) = p2p.pairs(outcome([REFUSED, REFUSED], [REFUSED], peers=False))
     assert (pair.verdict, pair.granted, pair.copies) == (Answer.NO_PEER_ACCESS, False, Answer.NOT_TESTED)
     assert "refused" in pair.why
+
+
+def test_way_of_a_pair_without_access_is_known_too() -> None:
+    told = outcome([REFUSED], [REFUSED], peers=False)
+    lines = picture(told.devices, {"cuda:0": {"cuda:1": "SYS"}})
+    found = Result("driver-init", Finding.ok("initialised", "2", *lines))
+    (pair,) = p2p.pairs(replace(told, results=(*told.results, found)))
+    assert (pair.way, p2p.between(pair.way)) == ("SYS", "sockets")
 
 
 def test_gpus_of_two_drivers_are_no_pair_and_one_gpu_has_none() -> None:
