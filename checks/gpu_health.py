@@ -3,7 +3,7 @@
 NVML reports the state of the NVLink fabric, active NVLinks, the recovery that the driver requires, remapped
 rows, uncorrectable ECC errors since the driver was loaded, clocks that are held down without load, and the
 PCIe link; amdgpu counts uncorrectable errors of memory and xGMI; the kernel's log, where it may be read, has
-Xids. The table ``gpuipc_doctor/api/health_rows.yaml`` says which are a FAIL, which a WARN, and by which source.
+Xids. ``gpuipc_doctor/api/health_rows.yaml`` says which are a FAIL, which a WARN, and by which source.
 
 A GPU still registering with the fabric is asked again at the end of the run; ten minutes after the
 driver was loaded that is a FAIL, before a job a WARN. "Not supported" is no fault: a GPU alone, on a PCIe
