@@ -1,4 +1,4 @@
-"""The protocol between checks and backends, in terms common to CUDA and HIP.
+"""The protocol between checks and backends, in terms common to all vendors.
 
 Types only: ``worker.backends`` implements them and workers pass them to checks. Every method that calls the
 driver is *armed*: the name of the driver's function is journalled first, so that a hang or crash in the
@@ -50,7 +50,11 @@ class Buffer(Memory, Scoped, Protocol):
     """Device memory of this process. Leaving the ``with`` block frees it."""
 
     def ipc_handle(self, offset: int = 0) -> bytes:
-        """The IPC handle for the address at ``offset``: `HANDLE_BYTES` bytes, which another process opens."""
+        """The IPC handle for the address at ``offset``: bytes that another process of this node opens.
+
+        CUDA's and HIP's have `HANDLE_BYTES`. One that names a descriptor also has what the opener needs to
+        fetch it.
+        """
 
     def free(self) -> None:
         """Free the memory; a second call does nothing."""
