@@ -247,6 +247,22 @@ CASES = {
     ),
     "any program's connection is not NCCL's": ("Connect to db:5432 failed: Connection refused", "", "NCCL"),
     "any program's value is not UCX's": ("Invalid value for port: 'abc'", "", "UCX"),
+    "zeInit fails on nodes of any vendor": ("Error: failure in zeInit 78000001", "finds no GPU", "CUDA"),
+    "a GuC that is loaded is no hang": (
+        "xe 0000:03:00.0: [drm] GT0: GuC firmware i915/bmg_guc.bin version 70.44.1 is loaded",
+        "",
+        "Intel GPU",
+    ),
+    "a GPU that hung is of no program": (
+        "i915 0000:4d:00.0: [drm] GPU HANG: ecode 12:1:84dffffb, in python3 [4711]",
+        "an Intel GPU hung",
+        "Level Zero",
+    ),
+    "a refused handle of Level Zero has no age": (
+        "oneCCL: ze_call.cpp:43 do_call: ze error at zeMemOpenIpcHandle, code: ZE_RESULT_ERROR_UNKNOWN",
+        "export, exchange or open an IPC handle",
+        "has freed",
+    ),
 }
 
 
