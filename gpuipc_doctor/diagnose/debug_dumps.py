@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuipc_doctor.collective.judge import in_words
 from gpuipc_doctor.diagnose.diagnosis import Difference
-from gpuipc_doctor.diagnose.flight_recorder import MOMENTS, Dump, Operation, dump, where
+from gpuipc_doctor.diagnose.flight_recorder import MOMENTS, STUCK_S, Dump, Operation, dump, unchanged_s, where
 
 _BEGIN = re.compile(rb"PARTIAL DATA: |=== (?:Rank \d+: http|(?:TorchComms )?FR Trace)|\s*<!doctype html>")
 _SECTION = re.compile(r"^=== Rank (\d{1,9}): \S* ===\n(.*?)(?=^=== |\Z)", re.MULTILINE | re.DOTALL)
@@ -95,15 +95,18 @@ def _operations(row: re.Match[str]) -> Iterator[tuple[int, Operation]]:
 
 
 def late_by_stacks(found: Iterable[Dump]) -> Iterator[Difference]:
-    """Ranks that are elsewhere while others wait in a collective, by the latest stacks; sure if all are where
-    they were in the stacks before."""
+    """Ranks that are elsewhere while others wait in a collective, by the latest stacks; sure if all have been
+    there for `STUCK_S`."""
     moments: dict[str, dict[int, Dump]] = {}
     for each in found:
         if (each.calls or each.place) and each.rank.isdecimal():
             moments.setdefault(each.moment, {})[int(each.rank)] = each
-    *before, now = [moments[moment] for moment in sorted(moments)] or [{}]
-    at = [{rank: (each.calls, each.place) for rank, each in ranks.items()} for ranks in (*before, now)[-2:]]
-    is_sure = len(at) == 2 and at[0] == at[1]
+    now = moments[max(moments)] if moments else {}
+    at = {
+        moment: {rank: (each.calls, each.place) for rank, each in ranks.items()}
+        for moment, ranks in moments.items()
+    }
+    is_sure = bool(at) and unchanged_s(at) >= STUCK_S
     waiting = sorted(rank for rank, each in now.items() if each.calls)
     places: dict[str, list[int]] = {}
     for rank, each in sorted(now.items()):

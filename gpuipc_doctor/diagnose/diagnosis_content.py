@@ -109,7 +109,8 @@ def _at_fault(found: Sequence[Difference], limits: Limits) -> Entry:
         items.append(Item(shorten(sanitise(difference.quote), limits.columns), depth=1))
         items += actions((difference.do,) if difference.do else ())
     items += _rest(len(found) - limits.unknown, "more with -v")
-    return Entry("RANKS", "that differ in their collectives", tuple(items), "FAIL", columns=7)
+    look = "FAIL" if any(difference.blames for difference in found) else "WARN"
+    return Entry("RANKS", "that differ in their collectives", tuple(items), look, columns=7)
 
 
 def _without_needless_advice(one: Recognised) -> Recognised:

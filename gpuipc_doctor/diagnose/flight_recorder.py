@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from gpuipc_doctor.collective.call import Call, State
@@ -31,7 +32,9 @@ _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3[\d.]*/|/torch/|\(C\)|\.(?:cpp|cc|h|hpp|so)\b|^\?*$"
 )
 
-MOMENTS = "give two dumps of different times: in a job that runs, ranks also differ for a moment"
+MOMENTS = "give the dumps of ten minutes: in a job that runs, ranks differ for as long as one of them works"
+STUCK_S = 600
+"""Seconds for which nothing changes in a job that is stuck: PyTorch's time-out of NCCL's collectives."""
 
 _PENDING = {"scheduled": "was not started by the GPU", "started": "started but did not end"}
 
@@ -201,7 +204,7 @@ def differences(dumps: Iterable[Dump]) -> Iterator[Difference]:
     for dump in dumps:
         if not (dump.calls or dump.place):
             moments[dump.moment][dump.rank] = dump
-    *before, last = sorted(moments) or [""]
+    last = max(moments, default="")
     latest = moments[last]
     of_rank = {int(rank): dump for rank, dump in latest.items() if rank.isdecimal()}
     if len(latest) > len(of_rank) and len(latest) > 1:
@@ -210,15 +213,28 @@ def differences(dumps: Iterable[Dump]) -> Iterator[Difference]:
         yield Difference(says, (unnamed.rank,), unnamed.log)
     found, absent = _judged(of_rank)
     yield from absent
-    earlier = moments[before[-1]] if before else {}
     for judgement in found:
         difference = _difference(judgement, of_rank)
-        stay = all(_last(earlier, rank) == _last(latest, rank) for rank in difference.ranks)
-        if last and judgement.problem not in _AT_ONE_NUMBER and not (earlier and stay):
-            difference = replace(difference, do=MOMENTS, blames=False)
+        if last and judgement.problem not in _AT_ONE_NUMBER:
+            states = {
+                moment: [_last(dumps, rank) for rank in difference.ranks] for moment, dumps in moments.items()
+            }
+            if unchanged_s(states) < STUCK_S:
+                difference = replace(difference, do=MOMENTS, blames=False)
         yield difference
     differ = {one.group for one in found if one.problem in _AT_ONE_NUMBER}
     yield from _pending(latest, differ)
+
+
+def unchanged_s(states: Mapping[str, object]) -> float:
+    """Seconds for which the latest of the states, each of a moment, has been the same."""
+    moments = sorted(states)
+    same = itertools.takewhile(lambda moment: states[moment] == states[moments[-1]], reversed(moments))
+    try:
+        last, *_, first = (datetime.strptime(moment, "%Y%m%d_%H%M%S") for moment in (moments[-1], *same))
+    except ValueError:  # pages have no time
+        return 0.0
+    return (last - first).total_seconds()
 
 
 def _last(dumps: Mapping[str, Dump], rank: str) -> tuple[Operation, ...]:

@@ -34,7 +34,7 @@ Thread 8 (active): "MainThread"
 """
 
 
-def read(place: Path, *texts: str, name: str = "dump_20261129_08433{}.txt") -> Diagnosis:
+def read(place: Path, *texts: str, name: str = "dump_20261129_08{}331.txt") -> Diagnosis:
     for number, text in enumerate(texts):
         (place / name.format(number)).write_text(text)
     return diagnose([str(place)], Examination([]))
@@ -46,6 +46,7 @@ def read(place: Path, *texts: str, name: str = "dump_20261129_08433{}.txt") -> D
         ([STACKS], "rank 1 is in build_index (train.py:11) < <module> (train.py:12), where ranks 0,2", False),
         ([STACKS, STACKS], "rank 1 is in build_index", True),
         ([MOVED, STACKS], "rank 1 is in build_index", False),  # it works
+        ([STACKS, MOVED, STACKS], "rank 1 is in build_index", False),
         ([PYSPY, PYSPY], "rank 1 is in load (train.py:5), where rank 0 waits in barrier", True),
         ([LATE], "rank 1 did not call all_reduce (operation 6) of 0 (default_pg), in which ranks", False),
         ([LATE, LATE], "rank 1 did not call all_reduce (operation 6)", True),
@@ -60,6 +61,14 @@ def test_late_or_odd_rank_is_named_and_blamed_if_it_stays(
     assert (found.ranks, found.blames) == (("1",), blames)
     assert found.says.startswith(says)
     assert exits.code(diagnosis) == (Exit.FAIL if blames else Exit.OK)
+
+
+def test_rank_that_stays_for_a_minute_may_work(tmp_path: Path) -> None:
+    """It may write a checkpoint, for which the others wait in a barrier."""
+    for text in (STACKS, LATE):
+        assert not any(
+            one.blames for one in read(tmp_path, text, text, name="d_20261129_0843{}0.txt").flights
+        )
 
 
 @pytest.mark.parametrize(
