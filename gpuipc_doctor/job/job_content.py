@@ -102,7 +102,7 @@ _REMEDIES = {
     Cause.GPU_WAIT: "ask again with --ras, which reads NCCL's count for each rank, or give the Flight "
     "Recorder's dumps to gpuipc-doctor diagnose; if the step may only be long, ask again with --for 60s",
     Cause.MESSAGE_LOST: "compare the receive's tag, communicator and source with the sends",
-    Cause.MISMATCH: "call collectives in the same order on all ranks of a communicator",
+    Cause.MISMATCH: "call collectives in the same order on all ranks, also those of two communicators",
     Cause.ORDER: "call collectives of communicators that share ranks in the same order on all of them; "
     "of one communicator, compare root and sizes",
     Cause.ALL_WAIT: f"look for a cycle of sends and receives; or {_ON_A_FREE_NODE}",

@@ -183,7 +183,7 @@ def _still_carried(ranks: RankFacts, cause: Cause) -> Verdict:
 
 def _other_places(ranks: RankFacts, cause: Cause) -> Verdict:
     odd = gpu_waits.odd_place(ranks.activities, ranks.waiting)
-    why = "calls at different places of one communicator would meet: these are of two, in two orders"
+    why = "two communicators in two orders; or one, with other sizes or another root at each place"
     verdict = ranks.verdict(cause, sorted(odd), ranks.waiting)
     reasons = (*(odd or ranks.forks).values(), why)
     return replace(verdict, operation=ranks.name_operations(ranks.waiting), reasons=reasons)
