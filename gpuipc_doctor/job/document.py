@@ -49,8 +49,8 @@ class Process:
     callers: str = ""
     """Hash of the main thread's stack outside MPI; empty if unknown, or if the thread is in no MPI call."""
     counts: bool = False
-    """Whether a number in the main thread's registers, stack or Python variables keeps rising or falling;
-    False if unknown."""
+    """Whether a number in the main thread's registers, stack or Python variables keeps rising or falling,
+    or a variable has many texts; False if unknown."""
     libraries: tuple[str, ...] = ()
     """Paths of mapped shared libraries."""
     settings: dict[str, str] = field(default_factory=dict)

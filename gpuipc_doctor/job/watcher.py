@@ -70,7 +70,9 @@ class Watcher:
     _started: dict[int, int] = field(default_factory=dict)
     _stacks: dict[int, list[Sequence[int]]] = field(default_factory=lambda: defaultdict(list))
     _places: dict[int, set[Stack]] = field(default_factory=lambda: defaultdict(set))
-    _variables: dict[int, list[dict[tuple[int, str], int]]] = field(default_factory=lambda: defaultdict(list))
+    _variables: dict[int, list[Mapping[tuple[int, str], str]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
 
     def snapshot(self) -> Snapshot:
         """One snapshot; processes that have ended are missing."""
@@ -161,8 +163,8 @@ class Watcher:
         with suppress(OSError):
             if not is_python(process):
                 self._stacks[process.pid].append(counting.outer_stack(process.pid))
-            elif numbers := self._python(process).numbers:
-                self._variables[process.pid].append(numbers)
+            elif variables := self._python(process).variables:
+                self._variables[process.pid].append(variables)
 
     def _counted(self, process: Process, snapshots: Sequence[Snapshot], in_registers: Set[int]) -> Process:
         """The process with `Process.counts` filled in, unless it was seen in MPI or the GPU driver."""
@@ -178,7 +180,7 @@ class Watcher:
                 self._read_numbers(process)
             names = {name for sample in samples for name in sample}  # a running program is misread at times
             series = ([sample[name] for sample in samples if name in sample] for name in names)
-            counts = any(map(counting.counts, series))
+            counts = any(map(counting.goes_on, series))
         else:
             counts = process.pid in in_registers or counting.any_counts(self._stacks.get(process.pid, ()))
         return replace(process, counts=counts)

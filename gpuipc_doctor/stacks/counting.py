@@ -7,6 +7,7 @@ numbers repeat a few values. An endless loop may also count, so a thread that co
 from __future__ import annotations
 
 import os
+import re
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
@@ -23,6 +24,9 @@ ONE_WAY = 8
 changes direction sooner, because that loop restarts. If 100 numbers are random, the chance that one of them
 counts is 0.05 % (100 × 2/9!)."""
 
+_INTEGER = re.compile(r"-?\d{1,18}")
+_TEXT = ("'", '"', "b'", 'b"')
+
 FEWEST_EQUAL = 3
 """A number that seldom changes counts if it changes at least this often, always by the same amount."""
 
@@ -33,6 +37,14 @@ def counts(values: Sequence[int]) -> bool:
     runs = groupby(step > 0 for step in steps)
     longest = max((len(list(run)) for _, run in runs), default=0)
     return longest >= ONE_WAY or (len(steps) >= FEWEST_EQUAL and len({*steps}) == 1)
+
+
+def goes_on(values: Sequence[str]) -> bool:
+    """Whether a Python variable's ``values``, in order of time, are those of a loop that ends: integers that
+    count, or many different texts, such as the lines of a list."""
+    if all(map(_INTEGER.fullmatch, values)):
+        return counts([*map(int, values)])
+    return all(value.startswith(_TEXT) for value in values) and len({*values}) >= ONE_WAY
 
 
 def any_counts(samples: Iterable[Sequence[int]]) -> bool:

@@ -18,7 +18,6 @@ from gpuipc_doctor.stacks.thread import Program, Stack
 LIMIT_S = 5.0
 MAX_FRAMES = 60
 
-_INTEGER = re.compile(r"-?\d{1,18}")
 _OF_LIBRARY = re.compile(r"/lib(64)?/python3[\d.]*/|(^|/)(site|dist)-packages/|^<frozen ")
 """Pattern for files of Python's own library and of installed packages."""
 
@@ -46,11 +45,6 @@ class PythonStack:
         """A hash of the variables; empty if there are no variables."""
         text = repr(sorted(self.variables.items())).encode(errors="replace")
         return hashlib.blake2b(text, digest_size=8).hexdigest() if self.variables else ""
-
-    @property
-    def numbers(self) -> dict[tuple[int, str], int]:
-        """Variables that are integers."""
-        return {name: int(value) for name, value in self.variables.items() if _INTEGER.fullmatch(value)}
 
 
 def dump(process: Program) -> PythonStack:

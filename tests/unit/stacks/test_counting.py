@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from gpuipc_doctor.stacks.counting import any_counts, counts, outer_stack
+from gpuipc_doctor.stacks.counting import any_counts, counts, goes_on, outer_stack
 from gpuipc_doctor.stacks.sampling import counting_threads
 from tests.waiting import until
 
@@ -36,6 +36,25 @@ CHANCE = Random(28)
 def test_values_count(values: Sequence[int], does: bool) -> None:
     assert counts(values) is does
     assert any_counts([(1, value) for value in values]) is does
+
+
+@pytest.mark.parametrize(
+    ("values", "does"),
+    [
+        ([str(n) for n in range(20)], True),
+        ([f"'line {n}'" for n in range(8)], True),
+        ([f"'line {n % 9}'" for n in range(16)], True),  # some twice
+        (["'idle'", "'busy'"] * 8, False),
+        (["'a'"] * 16, False),
+        ([str(n * 7919 % 101) for n in range(16)], False),
+        ([f"{n}.5" for n in range(16)], False),  # a clock
+        ([f"<Event at 0x7f{n:02}>" for n in range(16)], False),  # each a new one
+        (["'a'", *[str(n) for n in range(16)]], False),
+        ([], False),
+    ],
+)
+def test_variable_of_a_loop_that_ends_counts_or_has_many_texts(values: Sequence[str], does: bool) -> None:
+    assert goes_on(values) is does
 
 
 SAMPLE = """\
