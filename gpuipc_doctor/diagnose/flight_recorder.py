@@ -104,8 +104,10 @@ def dump(value: Any, log: str, rank: str) -> Dump | None:
     if isinstance(value.get("rank"), int):
         rank = str(value["rank"])
     latest = [entry for entry in entries[-MOST_ENTRIES:] if isinstance(entry, dict)]
-    ended = _ended(value.get("pg_status"))
-    made = [(entry, found) for entry in latest if (found := _operation(entry, ended)) is not None]
+    if not any(entry.get("state") == "completed" for entry in latest):  # gloo's recorder, and TorchComms'
+        ended = _ended(value.get("pg_status"))
+        latest = [{**entry, "state": "completed"} if _has_ended(entry, ended) else entry for entry in latest]
+    made = [(entry, found) for entry in latest if (found := _operation(entry)) is not None]
     members = _members(value.get("pg_config"))
     if unnamed := members.get(_group("")):  # gloo's configuration lacks the groups' names
         members = {operation.group: unnamed for _, operation in made} | members
@@ -141,6 +143,12 @@ def _ended(groups: Any) -> dict[str, int]:
     return found
 
 
+def _has_ended(entry: Mapping[str, Any], ended: Mapping[str, int]) -> bool:
+    number = entry.get("collective_seq_id")
+    until = ended.get(_text(entry.get("pg_id")), -1)
+    return entry.get("retired") is True or (isinstance(number, int) and number <= until)
+
+
 def _in_own_order(operations: Sequence[Operation]) -> tuple[Operation, ...]:
     """The operations with numbers of their groups; TorchComms counts all communicators' together."""
     numbers = [operation.number for operation in operations]
@@ -160,11 +168,10 @@ def _message(operation: Operation, members: Mapping[str, frozenset[int]]) -> Mes
     return Message(operation.group, found[1], peer, operation.where)
 
 
-def _operation(entry: dict[str, Any], ended: Mapping[str, int]) -> Operation | None:
+def _operation(entry: dict[str, Any]) -> Operation | None:
     number = entry.get("collective_seq_id", entry.get("seq_id"))
     if not isinstance(number, int):
         return None
-    has_ended = entry.get("retired") is True or number <= ended.get(_text(entry.get("pg_id")), -1)
     sizes = entry.get("input_sizes")
     shapes = sizes[:4] if isinstance(sizes, list | tuple) else ()
     size = " + ".join("×".join(_texts(shape)) for shape in shapes)
@@ -174,7 +181,7 @@ def _operation(entry: dict[str, Any], ended: Mapping[str, int]) -> Operation | N
         number,
         _text(entry.get("profiling_name")).rpartition(":")[2],
         f"{size} {kinds}".strip(),
-        "completed" if has_ended and entry.get("is_p2p") is not True else _text(entry.get("state")),
+        _text(entry.get("state")),
         where(entry.get("frames")),
     )
 

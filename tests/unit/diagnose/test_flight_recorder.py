@@ -308,6 +308,13 @@ def test_state_of_recorders_that_mark_no_entry_as_completed(how: str, tmp_path: 
     assert "collective 6 of 0 (default_pg)" in waits.says
 
 
+def test_call_that_pytorch_retires_after_its_timeout_has_not_ended(tmp_path: Path) -> None:
+    dumps = [
+        recorded(entry(1), *(entry(2, state="started", retired=True) for _ in range(n))) for n in (1, 0, 1)
+    ]
+    assert read(dumps, tmp_path, 2).flights[0].ranks == ("1",)
+
+
 def test_calls_that_torchcomms_counts_together_are_numbered_by_communicator(tmp_path: Path) -> None:
     def of(rank: int) -> dict[str, Any]:
         groups = [f"tp{rank // 2}"] * (rank + 1) + ["world"]  # as many as it likes before
