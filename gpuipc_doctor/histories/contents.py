@@ -24,8 +24,10 @@ def _block(stamp: int) -> bytes:
 
 def contents(stamp: int, nbytes: int, offset: int = 0) -> bytes:
     """Bytes ``offset`` to ``offset + nbytes`` of memory that the write ``stamp`` has filled."""
-    begin = offset % PERIOD
-    return (_block(stamp) * ((begin + nbytes) // PERIOD + 1))[begin : begin + nbytes]
+    begin, block = offset % PERIOD, _block(stamp)
+    turned = (block[begin:] + block[:begin]) * min(64, nbytes // PERIOD + 1)
+    whole, rest = divmod(nbytes, len(turned))
+    return b"".join([turned] * whole + [turned[:rest]])  # new memory costs more than what is written to it
 
 
 class Part(NamedTuple):
