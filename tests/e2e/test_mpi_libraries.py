@@ -81,6 +81,12 @@ if __name__ != "__main__":
         aware = mpi_transports.gpu_aware(survey(path_of("impi"), node, I_MPI_OFFLOAD="1"), "cuda")
         assert (aware.able, aware.via) == (True, "own")
 
+    def test_intel_mpi_with_a_loader_of_level_zero_would_not_take_cuda(node: Node) -> None:
+        auto = {"I_MPI_OFFLOAD_MODE": "auto", "I_MPI_OFFLOAD_LEVEL_ZERO_LIBRARY": "libm.so.6"}  # it loads
+        aware = mpi_transports.gpu_aware(survey(path_of("impi"), node, I_MPI_OFFLOAD="1", **auto), "cuda")
+        assert aware.why_not == "it chooses Level Zero, because libm.so.6 can be loaded"
+        assert aware.remedy == "set I_MPI_OFFLOAD_MODE=cuda"
+
     NO_DRIVER = {"I_MPI_OFFLOAD_CUDA_LIBRARY": "/nowhere/libcuda.so.1", "I_MPI_OFFLOAD_MODE": "cuda"}
 
     def test_intel_mpi_without_a_driver_library_accepts_no_device_pointers() -> None:
