@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -76,7 +77,7 @@ def report(
         seen,
         stopped=stops,
         ras=(*asked, *recorder_dumps.lines(ranks)),
-        notes=(*seen.notes, *surroundings.neighbours(ranks, chosen)),
+        notes=(*seen.notes, *surroundings.neighbours(ranks, {*chosen, os.getpid()})),
         memory_files=files,
         ranks=tuple(replace(rank, gpus=held.get(rank.pid, ())) for rank in seen.ranks),
     )

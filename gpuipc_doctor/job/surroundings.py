@@ -14,10 +14,13 @@ from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.job.document import Cause, Process, Snapshot, Verdict
 from gpuipc_doctor.present.text import ranges
 from gpuipc_doctor.stacks.proc_files import Gone, Reader
-from gpuipc_doctor.stacks.process_list import processes
+from gpuipc_doctor.stacks.process_list import processes, with_descendants
 
 LOOKS, BETWEEN_S = 5, 0.1
 """Looks at the processes of other jobs; one that is ready to run in most of them is busy."""
+
+KTHREADD = 2
+"""Parent of the kernel's threads."""
 
 _OPEN = (Cause.ALL_WAIT, Cause.FINALIZE, Cause.GPU_WAIT, Cause.UNKNOWN)
 """Verdicts that a stopped launcher explains."""
@@ -74,7 +77,7 @@ def crowded(ranks: Mapping[int, Process]) -> Iterator[str]:
 
 
 def neighbours(ranks: Mapping[int, Process], own: Iterable[int]) -> Iterator[str]:
-    """Busy processes of others that are bound to a rank's processors. ``own``: pids of the job."""
+    """Busy processes of others that are bound to a rank's processors. ``own``: the job and this command."""
     bound = {rank: process.cpus for rank, process in ranks.items() if process.cpus}
     narrow = {rank: cpus for rank, cpus in bound.items() if len(numbers(cpus)) < (os.cpu_count() or 1)}
     if not narrow:
@@ -84,9 +87,10 @@ def neighbours(ranks: Mapping[int, Process], own: Iterable[int]) -> Iterator[str
     for look in range(LOOKS):
         time.sleep(BETWEEN_S * bool(look))
         everyone = processes()
-        ready.update(pid for pid, each in everyone.items() if each.state == "R")
+        ours = with_descendants(own, everyone)
+        ready.update(pid for pid, each in everyone.items() if each.state == "R" and pid not in ours)
     for pid in sorted(pid for pid, times in ready.items() if times > LOOKS / 2 and pid in everyone):
-        if pid in own or pid == os.getpid():
+        if everyone[pid].parent == KTHREADD:
             continue
         cpus = allowed(pid)
         shared = [rank for rank, others in narrow.items() if cpus and numbers(cpus) <= numbers(others)]
