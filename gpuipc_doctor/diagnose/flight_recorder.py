@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -35,6 +35,14 @@ _LIBRARY = re.compile(
 MOMENTS = "give the dumps of ten minutes: in a job that runs, ranks differ for as long as one of them works"
 STUCK_S = 600
 """Seconds for which nothing changes in a job that is stuck: PyTorch's time-out of NCCL's collectives."""
+
+_TORCHCOMMS = re.compile(r" \((?:gloo|xccl|[nr]cclx?)\)$")
+"""TorchComms describes a communicator by its backend."""
+_OF_TWO = ("send", "recv", "batch_op_issue")
+_FULL = (
+    "TorchComms' recorder was full, and counts all communicators, sends and receives together: it is not "
+    "compared; raise max_entries of FlightRecorderHook"
+)
 
 _PENDING = {"scheduled": "was not started by the GPU", "started": "started but did not end"}
 
@@ -90,6 +98,8 @@ class Dump(NamedTuple):
     """The collective in which the main thread's stack is."""
     place: str = ""
     """Frames of the program in that stack, innermost first."""
+    unread: str = ""
+    """Why the operations are left out."""
     moment: str = ""
     """When it was written, if dumps of one rank are written at several times."""
 
@@ -113,7 +123,13 @@ def dump(value: Any, log: str, rank: str) -> Dump | None:
         members = {operation.group: unnamed for _, operation in made} | members
     messages = (_message(operation, members) for entry, operation in made if entry.get("is_p2p") is True)
     operations = [operation for entry, operation in made if entry.get("is_p2p") is not True]
-    return Dump(log, rank or log, _in_own_order(operations), members, tuple(filter(None, messages)))
+    if not operations or not all(_TORCHCOMMS.search(operation.group) for operation in operations):
+        return Dump(log, rank or log, tuple(operations), members, tuple(filter(None, messages)))
+    own = [operation for operation in operations if operation.name not in _OF_TWO]
+    is_whole = operations[0].number == 0
+    if not is_whole and len({operation.group for operation in operations}) + len(operations) - len(own) > 1:
+        return Dump(log, rank or log, (), members, unread=_FULL)
+    return Dump(log, rank or log, _in_own_order(own) if is_whole else tuple(own), members)
 
 
 def _members(groups: Any) -> dict[str, frozenset[int]]:
@@ -149,11 +165,8 @@ def _has_ended(entry: Mapping[str, Any], ended: Mapping[str, int]) -> bool:
     return entry.get("retired") is True or (isinstance(number, int) and number <= until)
 
 
-def _in_own_order(operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """The operations with numbers of their groups; TorchComms counts all communicators' together."""
-    numbers = [operation.number for operation in operations]
-    if len({operation.group for operation in operations}) < 2 or numbers != [*range(len(numbers))]:
-        return tuple(operations)
+def _in_own_order(operations: Iterable[Operation]) -> tuple[Operation, ...]:
+    """The operations with numbers of their groups: TorchComms counts all of a process together."""
     count: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
     return tuple(operation._replace(number=next(count[operation.group])) for operation in operations)
 
@@ -218,6 +231,8 @@ def differences(dumps: Iterable[Dump]) -> Iterator[Difference]:
         unnamed = next(dump for rank, dump in latest.items() if not rank.isdecimal())
         says = "the rank of this dump is unknown, so it is not compared: name the file after the rank"
         yield Difference(says, (unnamed.rank,), unnamed.log)
+    if unread := next((dump for dump in latest.values() if dump.unread), None):
+        yield Difference(unread.unread, (unread.rank,), unread.log)
     found, absent = _judged(of_rank)
     yield from absent
     for judgement in found:

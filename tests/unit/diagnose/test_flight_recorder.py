@@ -315,12 +315,34 @@ def test_call_that_pytorch_retires_after_its_timeout_has_not_ended(tmp_path: Pat
     assert read(dumps, tmp_path, 2).flights[0].ranks == ("1",)
 
 
-def test_calls_that_torchcomms_counts_together_are_numbered_by_communicator(tmp_path: Path) -> None:
-    def of(rank: int) -> dict[str, Any]:
-        groups = [f"tp{rank // 2}"] * (rank + 1) + ["world"]  # as many as it likes before
-        calls = [entry(n, process_group=(group, "nccl")) for n, group in enumerate(groups)]
-        calls[-1] |= {"state": "started"}
-        return recorded(*calls)
+@pytest.mark.parametrize("first", [0, 70])
+def test_calls_that_torchcomms_counts_together_are_numbered_by_communicator(
+    first: int, tmp_path: Path
+) -> None:
+    """Its recorder (comms/torchcomms/hooks/fr/FlightRecorder.cpp) was read and not tried."""
 
-    flights = read([of(rank) for rank in range(4)], tmp_path, 2).flights
-    assert not any(difference.blames for difference in flights if "world" in difference.says)
+    def of(rank: int, *last: str) -> dict[str, Any]:
+        calls = [("tp", "all_reduce")] * rank + [
+            ("world", "send"),
+            ("world", "all_gather"),
+            *((each, "barrier") for each in last),
+        ]
+        entries = [
+            entry(
+                first + n,
+                process_group=(group, "ncclx"),
+                profiling_name=f"nccl:{name}",
+                retired=name != "barrier",
+                state="scheduled",
+            )
+            for n, (group, name) in enumerate(calls)
+        ]
+        return {**recorded(*entries), "pg_config": {"world": {"desc": "ncclx", "ranks": "[0,1,2]"}}}
+
+    diagnosis = read([of(0, "world"), of(1), of(2, "world")], tmp_path, 2)
+    if first:
+        assert "recorder was full" in diagnosis.flights[0].says
+        assert exits.code(diagnosis) == Exit.OK
+    else:
+        assert [found.ranks for found in diagnosis.flights if found.blames] == [("1",)]
+        assert "barrier (operation 1) of world (ncclx)" in diagnosis.flights[0].says
