@@ -30,6 +30,7 @@ PLACES = {
     "reading.py": LIMITED,
     "process_leaks.py": KERNEL,
     "sleeping.py": KERNEL,
+    "holders.py": KERNEL,
     "memory_sysfs.py": KERNEL,
     "node_name.py": KERNEL,
     "tree.py": KERNEL,
