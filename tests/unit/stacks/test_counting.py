@@ -49,7 +49,7 @@ def test_values_count(values: Sequence[int], does: bool) -> None:
         ([str(n * 7919 % 101) for n in range(16)], False),
         ([f"{n}.5" for n in range(16)], False),  # a clock
         ([f"<Event at 0x7f{n:02}>" for n in range(16)], False),  # each a new one
-        (["'a'", *[str(n) for n in range(16)]], False),
+        ([*[str(n) for n in range(9)], "<unknown>", *[str(n) for n in range(9, 16)]], True),
         ([], False),
     ],
 )
