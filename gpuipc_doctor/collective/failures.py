@@ -91,13 +91,15 @@ class Failures:
     _root: bool = False
     _is_ended: bool = False
     """Whether somebody has ended the job: what follows is no cause."""
+    _is_cancelled: bool = False
+    """Whether Slurm ends the step, by its user's wish or after a failure: it kills the tasks."""
     is_over: bool = False
     """Whether a launcher says that the attempt has failed."""
 
     def add(self, log: str, line: int, text: str, rank: int | None, own: str) -> None:
         """Read a line. ``own``: without what launchers and loggers wrote before it, such as the time."""
-        if "CANCELLED AT " in text and _ENDED.search(text):
-            self._is_ended = True
+        if "CANCELLED AT " in text:
+            self._is_cancelled, self._is_ended = True, self._is_ended or _ENDED.search(text) is not None
         if self._is_ended or len(self._own) + len(self._launcher) + len(self._table) > MOST_RANKS:
             return
         if "failed (exitcode: " in text:
@@ -142,7 +144,8 @@ class Failures:
             says += f", by {found['signal']}"
         elif reason := found["reason"]:
             says = f"{who} failed first: {reason.strip()} on {found['host']} (Slurm)"
-        is_cause = not (found["reason"] or "").startswith("Terminated")
+        follows = ("Terminated", "Killed") if self._is_cancelled else ("Terminated",)
+        is_cause = not (found["reason"] or "").startswith(follows)
         sure = bool(found["killed"])
         return Failure(ranks, says, log, line, text, _do(ranks), _time(text), is_cause, sure)
 

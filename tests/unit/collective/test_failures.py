@@ -96,6 +96,11 @@ def test_first_cause_is_named_once(lines: list[str], ranks: tuple[int, ...], say
         [several("[rank{rank}]: FileNotFoundError: config", 0, 1, 2, 3)],  # all by themselves
         [LIMIT, "srun: error: n1: task 0: Terminated", "srun: error: n1: tasks 1-3: Killed"],
         [several("srun: error: n1: task {rank}: Terminated", 0, 1, 2)],
+        [
+            LIMIT.partition(" DUE")[0],
+            "srun: error: n1: task 0: Killed",
+            "srun: error: n1: task 1: Terminated",
+        ],
         [f"[rank2]: {OOM}"],  # a log of one rank; it may have gone on
         [several("[rank{rank}]: " + LOST, 0, 1, 2)],
         [timeout(0), timeout(1), "srun: error: n1: tasks 0-1: Aborted (core dumped)"],
