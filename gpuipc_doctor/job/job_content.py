@@ -163,7 +163,7 @@ def sentence(report: JobReport) -> str:
 def _late(report: JobReport) -> str:
     """A template for late ranks that may arrive: they work, or go through a loop; empty for others."""
     late = [rank for rank in report.ranks if rank.rank in report.verdict.blamed]
-    if late and all(rank.works for rank in late):
+    if late and all(rank.works and Kind(rank.doing).is_outside for rank in late):
         return "{blamed} {is_} late, and working at {operation}: look again"
     may_advance = late and all(Kind(rank.doing).may_advance for rank in late)
     return "{blamed} {is_} late, or in an endless loop, in {operation}: cannot tell" if may_advance else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise, takewhile
+from itertools import groupby, pairwise, takewhile
 
 from gpuipc_doctor.job.document import Process, Snapshot
 from gpuipc_doctor.job.process_facts import MUCH_BYTES, SOCKET_READS, ProcessFacts
@@ -14,7 +14,7 @@ SHARE = 0.1
 """Processors that threads and helpers must use beyond those of the waiting ranks, whose heartbeats, watchdogs
 and idle loaders also wake up."""
 
-FEWEST_SAMPLES = 8
+FEWEST_SAMPLES, MANY_SAMPLES = 8, 12
 _EVALUATES = "_PyEval_EvalFrame"
 """Begin of the function in which Python's interpreter runs a function of the program."""
 
@@ -168,17 +168,19 @@ def _computing(facts: ProcessFacts) -> list[str]:
     """The places of libraries in which the main thread computes, if they change.
 
     The places of Python's interpreter change in an endless loop as well, and so do those of a library that
-    such a loop in C calls. They count if all of many samples are within one call, such as that of a sort: a
-    loop is seen between its calls, too.
+    such a loop in C calls. They count if all samples, or many in succession, are within one call, such as
+    that of a sort: a loop is seen between its calls, too.
     """
     stacks = facts.native(facts.last.pid)
     called = [facts.called(stack) for stack in stacks] if facts.pythons else []
     places = [frames for frames in called if frames and not is_of_library(frames[-1])]
     inside = [[*takewhile(_is_called if facts.pythons else is_shared, stack)] for stack in stacks]
-    outer = {own[-1] if 0 < len(own) < len(stack) else "[" for own, stack in zip(inside, stacks, strict=True)}
-    is_one_call = len(outer) == 1 and not (min(outer).startswith("[") or is_of_library(min(outer)))
-    if len(stacks) >= FEWEST_SAMPLES and is_one_call:
-        places += inside
+    whole = [own if len(own) < len(stack) else [] for own, stack in zip(inside, stacks, strict=True)]
+    for call, samples in groupby(whole, lambda own: own[-1] if own else "["):
+        run = [*samples]
+        is_long = len(run) >= MANY_SAMPLES or FEWEST_SAMPLES <= len(run) == len(stacks)
+        if is_long and not call.startswith("[") and not is_of_library(call):
+            places += run
     inner = dict.fromkeys(" < ".join(frames) for frames in places)
     return [*inner] if len(inner) > 1 else []
 

@@ -182,6 +182,15 @@ def test_one_long_call_of_a_library_from_c_is_work(
     assert examined(*[(waiting(), look) for look in late]).verdict.cause is cause
 
 
+@pytest.mark.parametrize(("number", "cause"), [(12, Cause.UNKNOWN), (9, Cause.HOST_LATE)])
+def test_many_samples_in_succession_within_one_call_are_work(number: int, cause: Cause) -> None:
+    """Sorts one after the other: between them the interpreter is seen."""
+    sorts = [("merge_at (python3.11)", *COLLECTS), COLLECTS]
+    places = [(), *(sorts[n % 2] for n in range(number)), ("list_dealloc (python3.11)",)]
+    late = [process(1, thread(20, (*place, *INTERPRETER), busy=1.0), python=PYTHON) for place in places]
+    assert examined(*[(waiting(), look) for look in late]).verdict.cause is cause
+
+
 def test_short_lived_children_are_work() -> None:
     """They are seen once each, or not at all: the kernel counts their time when their parent waits."""
 
