@@ -22,7 +22,7 @@ from gpuipc_doctor.api.buffer_growth import (
 )
 from gpuipc_doctor.api.slopes import lasting
 from gpuipc_doctor.model import EvidenceKind
-from tests.checks.judging import ONE, outcome
+from tests.checks.judging import TWO, outcome
 
 MIB = 1 << 20
 SIZES = [(4 + 2 * number) * MIB for number in range(24)]
@@ -271,11 +271,11 @@ def test_growth_is_attributed_to_the_process_that_holds_most_of_it(
     held: list[float | None], is_theirs: bool
 ) -> None:
     records = {"rank 0": {"held": [[0.0] * 24, [MIB] * 24]}, "rank 1": {"held": [[0.0] * 24, held]}}
-    found = held_by(outcome(records, ONE, ""), 1, GROWS)
+    found = held_by(outcome(records, TWO, ""), 1, GROWS)
     assert [(item.kind, item.values["role"]) for item in found] == [
         (EvidenceKind.HOLDER, "rank 1")
     ] * is_theirs
-    assert held_by(outcome(records, ONE, ""), 0, GROWS) == []
+    assert held_by(outcome(records, TWO, ""), 0, GROWS) == []
 
 
 @pytest.mark.parametrize(
