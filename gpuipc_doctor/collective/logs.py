@@ -399,7 +399,7 @@ def _finding(judgement: Judgement, seen: Iterable[_Seen]) -> Finding:
     if judgement.number is not None and judgement.problem in (Problem.OPERATION, Problem.SIZES):
         own = [one for one in own if one.call.number == judgement.number] or own
     waits = [one for one in of_group if one.call.rank in judgement.waiting]
-    shown = (own or waits)[0]
+    shown = max(own or waits, key=lambda one: one.call.number or 0)
     silent = "" if own else f"; there is no such line of {in_words(judgement.culprits)}"
     sentence = judgement.sentence.replace(f" of {_STACKS}", f" ({_STACKS})").replace(f" of {_MONITORED}", "")
     return Finding(

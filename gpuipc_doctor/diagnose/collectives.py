@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -75,19 +76,26 @@ class CollectivesOfLog:
     def feed(self, block: bytes) -> None:
         whole, newline, rest = (self._begun + block).rpartition(b"\n")
         if newline:
-            lines = list(enumerate(whole.split(b"\n"), self._number)) if LAUNCH in whole else []
-            if lines:
-                self.lines.launches(self.name, ((number, line) for number, line in lines if LAUNCH in line))
-                lines = [numbered for numbered in lines if LAUNCH not in numbered[1]]
-                numbers = [number for number, _ in lines]
-                text = b"\n".join([line for _, line in lines])
-            else:
-                numbers, text = [], whole
-            for place, line in _lines_with(TOKENS, text):
-                number = numbers[place] if numbers else self._number + place
-                self.lines.add(self.name, number, line[:LONGEST].decode("utf-8", "replace"), self.rank)
+            self._read(whole)
         self._number += whole.count(b"\n") + len(newline)
         self._begun = rest[-LONGEST:] if len(rest) > LONGEST else rest
+
+    def _read(self, text: bytes) -> None:
+        calls: list[tuple[int, bytes]] = []
+        numbers: list[int] = []
+        if LAUNCH in text:
+            lines = list(enumerate(text.split(b"\n"), self._number))
+            calls = [numbered for numbered in lines if LAUNCH in numbered[1]]
+            others = [numbered for numbered in lines if LAUNCH not in numbered[1]]
+            numbers, text = [number for number, _ in others], b"\n".join([line for _, line in others])
+        read = 0
+        for place, line in _lines_with(TOKENS, text):
+            number = numbers[place] if numbers else self._number + place
+            until = bisect(calls, (number, b""))  # in their order: this line may begin another attempt
+            self.lines.launches(self.name, calls[read:until])
+            read = until
+            self.lines.add(self.name, number, line[:LONGEST].decode("utf-8", "replace"), self.rank)
+        self.lines.launches(self.name, calls[read:])
 
     def end(self) -> None:
         """Read the last line, which may lack its end."""

@@ -13,6 +13,7 @@ from gpuipc_doctor.diagnose.examination import Examination
 from gpuipc_doctor.diagnose.readers import diagnose
 from gpuipc_doctor.knownissues import load, load_messages
 from tests import nccl_recordings
+from tests.unit.collective.test_logs import joins, nccl, timeout
 
 LOG = nccl_recordings.FIXTURES / "watchdog-mismatch.log"
 
@@ -87,3 +88,22 @@ def test_attempts_in_directories_of_torchrun_are_told_in_their_order(
             log.write_text(own if rank != absent else "ready")
     flights = diagnosed(issues, tmp_path).flights
     assert [found.ranks for found in flights] == [("2",), ("1",)]
+
+
+@pytest.mark.parametrize("size", [100, 1 << 20])
+def test_calls_of_attempts_in_one_block_are_kept_apart(size: int) -> None:
+    """Within a block, calls are read apart from other lines, and in their order with them."""
+    first = [*map(joins, range(8)), *(nccl(rank, n) for n in range(9) for rank in range(8))]
+    again = [
+        *map(joins, range(8)),
+        *(nccl(rank, n) for n in range(5) for rank in range(8) if (rank, n) != (6, 4)),
+    ]
+    data = "\n".join([*first, *map(timeout, range(8)), *again, "x"]).encode()
+    found = Collectives()
+    log = found.log("job.log")
+    for begin in range(0, len(data), size):
+        log.feed(data[begin : begin + size])
+    log.end()
+    (one,) = found.findings()
+    assert (one.ranks, one.line) == ((6,), 8 + 72 + 8 + 8 + 3 * 8 + 7)
+    assert one.says.endswith("[attempt 2 of 2]")
