@@ -146,7 +146,7 @@ def notes(told: Mapping[str, Json], params: Mapping[str, Json]) -> Iterator[Evid
     for name, value in params["imex"].items():
         if value:
             yield Evidence.seen("{name}: {value}", name=name, value=value)
-    if not told["has_log"]:
+    if told["log"] is None:
         yield "the kernel's log cannot be read: Xids are unknown"
 
 

@@ -359,7 +359,7 @@ class Worker(Protocol):
         one reaches the other, such as ``NV18``. See `equal_gpus`.
         """
 
-    def gpu_health(self, gpus: Sequence[Sequence[str]]) -> dict[str, Json]:
+    def gpu_health(self, gpus: Sequence[Sequence[str]], after: int = -1) -> dict[str, Json]:
         """Figures of GPUs' health, read without a context; see `worker.health_figures.read`."""
 
     def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:

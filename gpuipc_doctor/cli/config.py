@@ -22,7 +22,7 @@ from gpuipc_doctor.files.writing import OutputFile
 from gpuipc_doctor.files.yamlfile import BadFile, Mistake
 from gpuipc_doctor.node import first_config, mpi_ranks
 from gpuipc_doctor.present.text import sanitise
-from gpuipc_doctor.prolog.hooks import HOOKS
+from gpuipc_doctor.prolog.hooks import EPILOG, HOOKS
 from gpuipc_doctor.run import check_files, engine, finding_keys
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.site import config, config_mistakes, hosts, layers
@@ -131,7 +131,10 @@ MAX_BYTES = 1 << 20
     help="Write the file into this directory instead of printing it.",
 )
 @click.option("--scontrol", metavar="FILE", help="Path of Slurm's scontrol, if it is not in PATH.")
-def hooks(which: str, config_file: Path, directory: Path | None, scontrol: str | None) -> None:
+@click.option("--epilog", is_flag=True, help="With slurm: an Epilog that runs `gpuipc-doctor epilog`.")
+def hooks(
+    which: str, config_file: Path, directory: Path | None, scontrol: str | None, *, epilog: bool
+) -> None:
     """Run `gpuipc-doctor prolog` before every job, or `job --sweep` in between.
 
     slurm is a Prolog, Epilog and HealthCheckProgram for Slurm; nhc is a check for LBNL's Node Health Check;
@@ -140,7 +143,9 @@ def hooks(which: str, config_file: Path, directory: Path | None, scontrol: str |
     the site config and of scontrol, and SLURM_CONF if that is set. Its first lines say how to use it.
     """
     config.load(config_file)
-    hook = HOOKS[which]
+    if epilog and which != "slurm":
+        raise click.UsageError("--epilog goes with slurm only")
+    hook = EPILOG if epilog else HOOKS[which]
     file = directory.absolute() / hook.name if directory else None
     text = hook.written(
         file,

@@ -25,6 +25,7 @@ COMMANDS = {
     "config": ("config", "Create, check, show and install site configs."),
     "diagnose": ("diagnose", "Find known issues in logs and stacks."),
     "drill": ("drill", "Run the checks on simulated faults."),
+    "epilog": ("epilog", "After a job: which error counters of the GPUs rose, and what the job left."),
     "explain": ("explain", "Explain a check, a known issue or a message."),
     "fleet": ("fleet", "Run checks on many nodes; find nodes that fail, differ or do not answer."),
     "inventory": ("inventory", "Show this node's drivers and libraries, with sources."),

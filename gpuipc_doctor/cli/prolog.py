@@ -22,7 +22,7 @@ class ExitZeroOnUsageError(click.Command):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
-            line = f"gpuipc-doctor: ERROR invalid command line of the prolog: {error.format_message()}"
+            line = f"gpuipc-doctor: ERROR invalid command line of the {info_name}: {error.format_message()}"
             for number, say in ((2, error.show), (1, partial(click.echo, line))):
                 try:
                     say()

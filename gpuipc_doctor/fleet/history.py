@@ -5,6 +5,7 @@ The runs are the directories of `fleet check`; there is no other database.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -40,6 +41,8 @@ class NodeHistory:
     """How often the node changed between healthy and not healthy."""
     changed: tuple[str, ...]
     """Facts that differ between the last run in which the node was healthy and the next one."""
+    risen: tuple[str, ...]
+    """Error counters of GPUs that rose over the runs, by how much; the largest rise first."""
 
     @property
     def flaps(self) -> bool:
@@ -66,7 +69,19 @@ def _of(node: str, reports: Sequence[NodeReport | None]) -> NodeHistory:
         sum(report.status is Status.FAIL for report in there),
         sum(one != other for one, other in pairwise(well)),
         tuple(_changed(there[places[-1]], answered[0])) if answered else (),
+        tuple(_risen(there)),
     )
+
+
+def _risen(reports: Sequence[NodeReport]) -> Iterator[str]:
+    """A counter that steps back was set to 0: nothing is known of that step."""
+    rises = Counter[str]()
+    known = [report.errors for report in reports if report.errors is not None]
+    for earlier, later in pairwise(known):
+        rises.update({name: max(count - earlier.get(name, 0), 0) for name, count in later.items()})
+    for name, rise in (+rises).most_common():
+        where, _, what = name.rpartition(": ")
+        yield f"{where}: {rise} more {what}"
 
 
 def _changed(before: NodeReport, after: NodeReport) -> Iterator[str]:
@@ -79,7 +94,8 @@ def _changed(before: NodeReport, after: NodeReport) -> Iterator[str]:
 def screen(runs: Sequence[Run], names: Sequence[str]) -> str:
     """Lines for a terminal, ending in a newline: nodes that were not well in some run, worst first."""
     found = histories(runs)
-    notable = [node for node in found if set(node.marks) - {"p", "-"}]
+    bad = [node for node in found if set(node.marks) - {"p", "-"}]
+    notable = bad + [node for node in found if node.risen and node not in bad]
     lines = [f"{counted(len(runs), 'run')}, {names[0]} to {names[-1]}: {counted(len(found), 'node')}"]
     for node in notable[:MAX_LINES]:
         last = (
@@ -88,8 +104,9 @@ def screen(runs: Sequence[Run], names: Sequence[str]) -> str:
         failed = f", failed {node.failures} times" if node.failures else ""
         flaps = ", flaps" if node.flaps else ""
         changed = f"; since then: {'; '.join(node.changed[:3])}" if node.changed else ""
-        lines.append(f"{node.node} {node.marks} {last}{failed}{flaps}{changed}")
+        risen = f"; in these runs: {'; '.join(node.risen[:3])}" if node.risen else ""
+        lines.append(f"{node.node} {node.marks} {last}{failed}{flaps}{changed}{risen}")
     if more := notable[MAX_LINES:]:
         lines.append(f"… and {counted(len(more), 'more node')} that did not pass every run")
-    lines.append(f"{counted(len(found) - len(notable), 'node')} passed every time")
+    lines.append(f"{counted(len(found) - len(bad), 'node')} passed every time")
     return "".join(f"{sanitise(line)}\n" for line in lines)

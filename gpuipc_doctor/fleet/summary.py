@@ -16,8 +16,9 @@ import msgspec  # noqa: TID253 - who imports a module of the fleet reads node re
 from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.present.text import fold_subjects
-from gpuipc_doctor.report import merged_results, sentences
+from gpuipc_doctor.report import error_counters, merged_results, sentences
 from gpuipc_doctor.report_types import Relation, Report
+from gpuipc_doctor.surveys import HEALTH
 
 SCHEMA = "gpuipc-doctor/node/1"
 
@@ -98,6 +99,8 @@ class NodeReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """Known issues named in the findings."""
     bad: dict[str, tuple[str, ...]] = {}
     """Component with an affected version → its issues."""
+    errors: dict[str, int] | None = None
+    """GPU, link and counter → errors counted since the driver was loaded; None: not reported."""
 
     @property
     def status(self) -> Status:
@@ -156,6 +159,9 @@ def of(report: Report, node: str, exit_code: int) -> NodeReport:
         figures=_figures(report),
         known=tuple(_known(report, {issue for told in findings for issue in told.issues})),
         bad={component: tuple(issues) for component, issues in bad.items()},
+        errors=error_counters.totals(
+            [role.records for result in report.results if result.check == HEALTH for role in result.roles]
+        ),
     )
 
 

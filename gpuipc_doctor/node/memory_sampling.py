@@ -98,6 +98,8 @@ def sample(w: Worker) -> None:
             break
         time.sleep(interval - (time.monotonic() - began) % interval)
     w.record(absent=absent)
+    if health := w.params.get("health"):
+        w.record(health=w.gpu_health(**health))
     if w.params.get("users"):
         pids = {process.pid for gpu in gpus for process in gpu.processes or ()}
         w.record(users=asdict(gpu_users.look(w, Path(w.params["root"]), pids)))

@@ -6,12 +6,12 @@ No GPU context is created, so watching uses no device memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuipc_doctor.model import Finding, Node
+from gpuipc_doctor.model import Finding, Json, Node
 from gpuipc_doctor.node.memory_usage import GpuUsers, Sample
 from gpuipc_doctor.probe_types import Probe
 from gpuipc_doctor.supervise import blame
@@ -22,7 +22,7 @@ from gpuipc_doctor.supervise.tree import interruptible
 ENOUGH = object()
 
 DEADLINE_S = 10.0
-"""Seconds for one sample, which takes milliseconds on a healthy node."""
+"""Seconds for each call of one sample, which takes milliseconds on a healthy node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class End:
     absent: tuple[str, ...] = ()
     """Why no GPU could be read."""
     users: GpuUsers | None = None
+    health: Mapping[str, Json] | None = None
 
 
 def watch(
@@ -44,17 +45,20 @@ def watch(
     start_up_s: float,
     loads: bool = False,
     users: bool = False,
+    health: Mapping[str, Json] | None = None,
+    deadline_s: float = DEADLINE_S,
 ) -> End:
     """Sample at this interval, or once if it is 0, until interrupted or the listener returns `ENOUGH`.
 
     ``loads``: also read the GPUs' utilisation and power. ``users``: look who uses GPUs, after one sample.
+    ``health``: arguments of `Worker.gpu_health`, which is asked after the last sample.
     """
     from gpuipc_doctor.node import memory_sampling  # with NVML, which most runs do not read
     from gpuipc_doctor.report import json_documents
 
-    params = {"interval": interval_s, "backends": list(backends), "root": node.root, "loads": loads}
-    params["users"] = users
-    probe = Probe("", {"sampler": memory_sampling.sample}, params=params, deadline_s=interval_s + DEADLINE_S)
+    params = {"interval": interval_s, "backends": list(backends), "root": node.root}
+    params |= {"loads": loads, "users": users, "health": health}
+    probe = Probe("", {"sampler": memory_sampling.sample}, params=params, deadline_s=interval_s + deadline_s)
     with (
         Session(node, Limits(start_up_s=start_up_s)) as session,
         interruptible(session.stop),
@@ -77,4 +81,4 @@ def watch(
         return End(blame.conclude(outcome))
     told = outcome.records["sampler"]
     found = json_documents.load(GpuUsers, told["users"]) if "users" in told else None
-    return End(absent=tuple(told.get("absent", ())), users=found)
+    return End(absent=tuple(told.get("absent", ())), users=found, health=told.get("health"))

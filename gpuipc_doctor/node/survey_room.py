@@ -78,7 +78,7 @@ def _room(w: Worker, nvml: Nvml, device: Any) -> Iterator[Room]:
         return
     pci, told = nvml.pci(device), w.params["rooms"]
     root = Path(told["root"])
-    if _is_numa(root, pci):
+    if is_numa(root, pci):
         return
     listed = nvml.processes(device)
     if listed is None:
@@ -99,7 +99,7 @@ def _room(w: Worker, nvml: Nvml, device: Any) -> Iterator[Room]:
     yield Room(pci, memory.total, memory.free, max(memory.used - theirs, 0), holders, hidden)
 
 
-def _is_numa(root: Path, pci: str) -> bool:
+def is_numa(root: Path, pci: str) -> bool:
     """Whether a GPU's memory is a NUMA node, of which pages of files take all that is free, and return it.
 
     Linux lists its state in ``numa_status`` (NVIDIA's open kernel module, nv-procfs.c).

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from gpuipc_doctor import __version__, node_name
+from gpuipc_doctor.files.private import NotOurs
 from gpuipc_doctor.prolog import decision, guard, log, node_identity, state
 from gpuipc_doctor.prolog.decision import Decision, Kind
 from gpuipc_doctor.prolog.guard import Channel
@@ -26,6 +27,7 @@ from gpuipc_doctor.supervise import process_limits
 
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json
+    from gpuipc_doctor.report_types import Report
 
 
 class Invocation(NamedTuple):
@@ -65,13 +67,13 @@ def answer(asked: Invocation, channel: Channel) -> None:
         _test(asked, lookup, channel)
         return
     text = f"PASS {lookup.age_s:.0f} s ago; boot, driver, GPUs and config unchanged"
-    _conclude(asked, lookup.policy, decision.decide([], lookup.policy, text), channel)
+    conclude(asked, lookup.policy, decision.decide([], lookup.policy, text), channel)
 
 
 def answer_for_lost(asked: Invocation, kind: str, what: str, kept: Json, channel: Channel) -> None:
     """The answer for a lost child (see `guard.AnswerFor`), from its partial results."""
     known = KnownSoFar.read(kept) if kept else KnownSoFar()
-    _conclude(asked, known.policy, known.decide(Kind(kind), what), channel, known.results)
+    conclude(asked, known.policy, known.decide(Kind(kind), what), channel, known.results)
 
 
 def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
@@ -116,7 +118,10 @@ def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
     decided = decision.decide(found, policy, concerns.passed(report))
     rows = tuple(map(log.row, report.results))
     devices = {device.label: device.uuid for device in report.devices}
-    _conclude(asked, policy, decided, channel, rows, devices, memory=lookup.why_not)
+    conclude(asked, policy, decided, channel, rows, devices, memory=lookup.why_not)
+    if asked.job:
+        channel.doing("the error counters were stored")
+        _keep_counters(asked, policy, report, channel)
     if concerns.came_to_an_end(report):
         channel.doing("the result was stored")
         has_passed = not decided.weighed
@@ -135,6 +140,22 @@ def _remember(lookup: Lookup, channel: Channel, change: Callable[[State], State]
         channel.say(f"gpuipc-doctor: {reason}")
 
 
+def _keep_counters(asked: Invocation, policy: PrologConfig, report: Report, channel: Channel) -> None:
+    """For the job's epilog: the error counters that check `surveys.HEALTH` read."""
+    from gpuipc_doctor.prolog import job_counters
+    from gpuipc_doctor.report import error_counters
+    from gpuipc_doctor.surveys import HEALTH
+
+    roles = (role for result in report.results if result.check == HEALTH for role in result.roles)
+    addresses = {device.label: device.pci for device in report.devices}
+    look = error_counters.counted((role.records for role in roles), addresses, node_identity.now())
+    if look.gpus:
+        try:
+            job_counters.begin(Path(policy.state_dir), node_identity.boot(), asked.job, look)
+        except (NotOurs, OSError) as reason:
+            channel.say(f"gpuipc-doctor: the error counters were not stored: {reason}")
+
+
 def _refuse(mistakes: str, channel: Channel) -> None:
     """Let the job start with an invalid config, because one typo must not drain a cluster."""
     lines = mistakes.splitlines()
@@ -149,7 +170,7 @@ def _refuse(mistakes: str, channel: Channel) -> None:
 # -- what others see of a decision ----------------------------------------------------------------------
 
 
-def _conclude(
+def conclude(
     asked: Invocation,
     policy: PrologConfig,
     decided: Decision,
@@ -157,10 +178,14 @@ def _conclude(
     results: Iterable[Json] = (),
     devices: Mapping[str, str] | None = None,
     memory: str = "",
+    more: Mapping[str, Json] | None = None,
+    *,
+    is_told: bool = False,
 ) -> None:
     """Answer, then log the answer; errors in logging change nothing.
 
-    ``memory``: why no stored pass was used.
+    ``memory``: why no stored pass was used. ``more``: further entries of the log. ``is_told``: whether syslog
+    gets the line without a concern.
     """
     channel.answer(decided.exit_code, decided.line)
     channel.doing("the log was written")
@@ -176,10 +201,11 @@ def _conclude(
             "devices": dict(devices or {}),
             "elapsed_s": round(time.monotonic() - asked.started_at, 3),
             "tool": __version__,
+            **(more or {}),
         }
         try:
             log.append(Path(policy.log), entry, policy.log_max_bytes)
         except log.NotLogged as reason:
             channel.say(f"gpuipc-doctor: {reason}")
-    if policy.syslog and decided.action in (Action.DRAIN, Action.LOG):
+    if policy.syslog and (is_told or decided.action in (Action.DRAIN, Action.LOG)):
         log.tell_syslog(decided.line, drains=bool(decided.exit_code))

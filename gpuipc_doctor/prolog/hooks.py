@@ -16,6 +16,7 @@ class Hook:
     mode: int
     source: str
     """Its template next to this module; `written` fills in ``@NAME@``."""
+    command: str = "prolog"
 
     def written(self, file: Path | None, *, python: str, config: Path, scontrol: str, slurm_conf: str) -> str:
         """Text of the hook for installation as ``file``; all programs in it have absolute paths.
@@ -28,8 +29,21 @@ class Hook:
         programs = {"ENV": "/usr/bin/env", "PYTHON": python, "CONFIG": str(config), "SCONTROL": scontrol}
         for name, path in programs.items():
             text = text.replace(f"@{name}@", shlex.quote(path))
+        if self.command == "epilog":  # the same, without the lines on a Prolog's use
+            head, between, rest = text.partition("# A node is drained only")
+            use = EPILOG_USE.replace("@FILE@", str(file or f"/…/{self.name}"))
+            text = f"{head.splitlines()[0]}\n{use}{between}{rest.replace(' prolog ', ' epilog ')}"
         return text
 
+
+EPILOG_USE = """# Slurm's Epilog: which error counters of the GPUs rose during the job, and what the job left.
+# Written by `gpuipc-doctor config hooks slurm --epilog`; write it anew rather than edit it.
+#
+#   Epilog=@FILE@
+#
+"""
+
+EPILOG = Hook("gpuipc-doctor-slurm-epilog", 0o755, "slurm.sh", "epilog")
 
 HOOKS = {
     "slurm": Hook("gpuipc-doctor-slurm", 0o755, "slurm.sh"),

@@ -50,13 +50,18 @@ def identity(config: Mapping[str, bytes]) -> dict[str, str]:
     """
     package = Path(gpuipc_doctor.__file__).parent
     return {
-        "boot": _text("/proc/sys/kernel/random/boot_id"),
+        "boot": boot(),
         "driver": _digest([*map(_text, DRIVER_FILES), *map(_stamp, LIBRARY_FILES)]),
         "GPUs": _digest(_gpus()),
         "config": of_config(config),
         # The directory around the package also contains the vendors' bindings.
         "gpuipc-doctor": _digest([gpuipc_doctor.__version__, _stamp(str(package.parent)), *_tree(package)]),
     }
+
+
+def boot() -> str:
+    """The kernel's id of this boot; empty if it has none."""
+    return _text("/proc/sys/kernel/random/boot_id")
 
 
 def of_config(config: Mapping[str, bytes]) -> str:

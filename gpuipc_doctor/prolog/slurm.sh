@@ -34,12 +34,12 @@ case $status in
     0) exit 0 ;;
     11 | 12) ;;  # the exit codes with which it asks for a drain
     *)
-        printf 'gpuipc-doctor: the prolog ended with %s; the job may run\n' "$status" >&2
+        printf 'gpuipc-doctor prolog ended with %s; that is not held against the node\n' "$status" >&2
         exit 0
         ;;
 esac
 
-# Slurm keeps the first reason: left to itself it says "Prolog error", and an administrator may have said more.
+# Slurm keeps the first reason: left to itself it says "Prolog error". An administrator may have said more.
 @SLURM_CONF@
 node=${SLURMD_NODENAME:?is not set: only slurmd can tell which node to drain}
 shown=$(@SCONTROL@ --oneliner show node "$node")

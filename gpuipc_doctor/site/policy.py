@@ -66,6 +66,8 @@ class PrologConfig(NamedTuple):
     """Size at which the log is renamed to ``….1``."""
     syslog: bool = True
     breaker: Mapping[str, float] = MappingProxyType({})
+    epilog_fail: Mapping[str, int] = MappingProxyType({})
+    """Error counter → its least rise during a job that is a FAIL of the epilog; none: no rise is."""
     simulate: str = ""
     """Profile of the simulated node that is tested instead of this one."""
 
@@ -81,7 +83,7 @@ class PrologConfig(NamedTuple):
 
     def written(self) -> dict[str, Json]:
         """The section in the form that `read` accepts."""
-        values = {**self._asdict(), "breaker": dict(self.breaker)}
+        values = {**self._asdict(), "breaker": dict(self.breaker), "epilog_fail": dict(self.epilog_fail)}
         return {name: value.value if isinstance(value, Action) else value for name, value in values.items()}
 
     @property

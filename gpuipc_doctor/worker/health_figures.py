@@ -21,19 +21,20 @@ _COUNTERS = {"uncorrected": "umc_err_count", "xgmi": "xgmi_wafl_err_count"}
 """Figure → the file with its count since amdgpu was loaded (Linux, Documentation/gpu/amdgpu/ras.rst)."""
 
 
-def read(arm: Arm, root: str, gpus: Sequence[Sequence[str]]) -> dict[str, Json]:
+def read(arm: Arm, root: str, gpus: Sequence[Sequence[str]], after: int = -1) -> dict[str, Json]:
     """``gpus``: label, backend, uuid and PCI address of each; empty: all that NVML lists, because a driver
-    whose fabric is not ready lists none.
+    whose fabric is not ready lists none. ``after``: number of a record of the kernel's log; older Xids are
+    left out.
 
     ``gpus`` of the result: label → figures, see `Nvml.health`. ``lost`` and ``silent``: label → why NVML does
     not answer for it. ``why``: why it does not answer at all. ``loaded_s``: least seconds since NVIDIA's
-    driver was loaded; None if unknown. ``has_log``: whether the kernel's log could be read. ``imex_nodes``:
-    number of nodes in IMEX's configuration.
+    driver was loaded; None if unknown. ``log``: number of the last record of the kernel's log; None if it
+    cannot be read. ``imex_nodes``: number of nodes in IMEX's configuration.
     """
     tree = Tree(Path(root))
     with arm("read /dev/kmsg"):
-        xids, loaded_s, has_log = kernel_log.of_nvidia(tree.path("/dev/kmsg"))
-    told: dict[str, Json] = {"gpus": {}, "lost": {}, "silent": {}, "why": "", "has_log": has_log}
+        xids, loaded_s, log_end = kernel_log.of_nvidia(tree.path("/dev/kmsg"), after)
+    told: dict[str, Json] = {"gpus": {}, "lost": {}, "silent": {}, "why": "", "log": log_end}
     for label, _, _, pci in (gpu for gpu in gpus if not SUPPORTED[gpu[1]].manages):
         told["gpus"][label] = dict(_of_amdgpu(tree, pci))
     asked = [gpu for gpu in gpus if SUPPORTED[gpu[1]].manages]
@@ -68,17 +69,20 @@ def _nvidia(
             by_name = asked and (nvml.by_uuid(one[2]) if one[2] else nvml.by_pci(pci))
             device = by_name or nvml.by_index(one)
             pci = pci or nvml.pci(device)
-            yield label, pci, {"name": nvml.name(device), **nvml.health(device)}
+            yield label, pci, {"name": nvml.name(device), "pci": pci, **nvml.health(device)}
         except DriverError as error:
             yield label, pci, error
 
 
-def _of_amdgpu(tree: Tree, pci: str) -> Iterator[tuple[str, int]]:
+def _of_amdgpu(tree: Tree, pci: str) -> Iterator[tuple[str, Json]]:
     for figure, file in _COUNTERS.items():
         with suppress(OSError):
             text = tree.text(f"/sys/bus/pci/devices/{pci}/ras/{file}")
             if found := re.search(r"^ue: (\d+)$", text, re.MULTILINE):
                 yield figure, int(found[1])
+    replays = tree.line(f"/sys/bus/pci/devices/{pci}/pcie_replay_count")  # amdgpu, amdgpu_device.c
+    if replays.isdecimal():
+        yield "counters", {"pcie-replay": [int(replays)]}
 
 
 def _since(tree: Tree, loaded_s: float | None) -> float | None:

@@ -35,6 +35,23 @@ _SLOWDOWNS = {0x8: "hardware", 0x20: "heat, by the driver", 0x40: "heat", 0x80: 
 """Bit of ``nvmlClocksEventReasons`` → what holds the clocks down: HwSlowdown, SwThermalSlowdown,
 HwThermalSlowdown, HwPowerBrakeSlowdown."""
 
+_LINK_COUNTERS = {
+    "nvlink-replay": "NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY",
+    "nvlink-recovery": "NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY",
+    "nvlink-crc": "NVML_FI_DEV_NVLINK_ERROR_DL_CRC",
+}
+_LINK_COUNTERS_OF_BLACKWELL = {"nvlink-recovery": "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS"}
+"""Instead of all of these: nvml.h at NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY."""
+
+_GPU_COUNTERS = {
+    "pcie-replay": "NVML_FI_DEV_PCIE_REPLAY_COUNTER",
+    "rows-correctable": "NVML_FI_DEV_REMAPPED_COR",
+    "rows-uncorrectable": "NVML_FI_DEV_REMAPPED_UNC",
+}
+
+_MOST_COUNTED = 1 << 48
+"""More is no count."""
+
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _ON_OFF = {0: "off", 1: "on"}
 
@@ -103,8 +120,7 @@ class Nvml:
 
     def pci(self, device: Any) -> str:
         """A GPU's PCI address, as ``0000:01:00.0``."""
-        pci = self.call("nvmlDeviceGetPciInfo", device)
-        return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
+        return _address(self.call("nvmlDeviceGetPciInfo", device))
 
     def memory(self, device: Any) -> GpuMemory:
         """Raises `DriverError`."""
@@ -177,13 +193,16 @@ class Nvml:
         return "P2P"
 
     def _active_links(self, device: Any) -> str:
-        states = []
+        return _active(self._link_states(device))
+
+    def _link_states(self, device: Any) -> list[int]:
+        states: list[int] = []
         for link in range(self._api.NVML_NVLINK_MAX_LINKS):
             try:
                 states.append(self.call("nvmlDeviceGetNvLinkState", device, link))
             except DriverError:
                 break  # the GPU has no more links
-        return str(states.count(1)) if states else ""
+        return states
 
     def _link_speed(self, device: Any) -> str:
         """Of the active links."""
@@ -199,21 +218,57 @@ class Nvml:
         """Figures that need no other GPU to compare with (`api.health_rows`), without those that the GPU does
         not report. Raises `DriverError` for a GPU that is lost or must be reset."""
         found: dict[str, Json] = {}
+        links = self._link_states(device)
         for name, read in (
             ("recovery", lambda gpu: self._field(gpu, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")),
             ("remapped", lambda gpu: self.call("nvmlDeviceGetRemappedRows", gpu)[2:]),
             ("uncorrected", self._uncorrected),
             ("slowdown", self._slowdown),
-            ("links", self._active_links),
+            ("links", lambda _: _active(links)),
             ("pcie", self.pcie_link),
             ("fabric", self._fabric),
+            ("counters", lambda gpu: self._counters(gpu, len(links))),
+            ("peers", lambda gpu: self._peers(gpu, found.get("counters", {}))),
         ):
             try:
                 found[name] = read(device)
             except DriverError as error:
                 if error.fault.code in LOST:
                     raise
-        return {name: value for name, value in found.items() if value not in (None, "")}
+        return {name: value for name, value in found.items() if value not in (None, "", {})}
+
+    def _counters(self, device: Any, links: int) -> dict[str, list[int | None]]:
+        """Errors counted since the driver was loaded: of the GPU and, by number, of each NVLink. None: not
+        reported."""
+        found = self._fields(device, _GPU_COUNTERS, 1)
+        of_links = self._fields(device, _LINK_COUNTERS, links)
+        return found | (of_links or self._fields(device, _LINK_COUNTERS_OF_BLACKWELL, links))
+
+    def _fields(self, device: Any, names: Mapping[str, str], count: int) -> dict[str, list[int | None]]:
+        """Each field of the scopes up to ``count``, without fields that are not reported; one call."""
+        numbers = [(name, getattr(self._api, field, None)) for name, field in names.items()]
+        asked = [(name, (field, scope)) for name, field in numbers if field for scope in range(count)]
+        found: dict[str, list[int | None]] = {name: [] for name, _ in asked}
+        if asked:
+            told = self.call("nvmlDeviceGetFieldValues", device, [each for _, each in asked])
+            for (name, _), field in zip(asked, told, strict=True):
+                found[name].append(self._count(field))
+        return {name: counts for name, counts in found.items() if any(n is not None for n in counts)}
+
+    def _count(self, field: Any) -> int | None:
+        names = ("UNSIGNED_INT", "uiVal"), ("UNSIGNED_LONG", "ulVal"), ("UNSIGNED_LONG_LONG", "ullVal")
+        types = {getattr(self._api, f"NVML_VALUE_TYPE_{name}"): member for name, member in names}
+        if field.nvmlReturn or field.valueType not in types:
+            return None
+        count = int(getattr(field.value, types[field.valueType]))
+        return count if count < _MOST_COUNTED else None
+
+    def _peers(self, device: Any, counters: Mapping[str, list[int | None]]) -> dict[str, str]:
+        """Number of each NVLink that has counted an error → PCI address of its other end."""
+        counts = [each for name, each in counters.items() if name.startswith("nvlink")]
+        links = sorted({link for each in counts for link, count in enumerate(each) if count})
+        remote = "nvmlDeviceGetNvLinkRemotePciInfo"
+        return {str(link): _address(self.call(remote, device, link)) for link in links}
 
     def pcie_link(self, device: Any) -> dict[str, Json]:
         """The link now, and what GPU and slot allow. An idle GPU may lower both."""
@@ -275,6 +330,14 @@ class Nvml:
     def _text(self, function: str, *arguments: Any) -> str:
         text: bytes = self.call(function, *arguments)
         return text.decode(errors="replace")
+
+
+def _active(states: list[int]) -> str:
+    return str(states.count(1)) if states else ""
+
+
+def _address(pci: Any) -> str:
+    return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
 
 
 def _named(names: Mapping[int, str], number: int) -> str:

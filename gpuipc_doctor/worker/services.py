@@ -360,10 +360,10 @@ class Worker:
         enough = few or len(devices) >= FEWEST
         return self._backend(backend).driver.compare_gpus(devices) if enough else {}
 
-    def gpu_health(self, gpus: Sequence[Sequence[str]]) -> dict[str, Json]:
+    def gpu_health(self, gpus: Sequence[Sequence[str]], after: int = -1) -> dict[str, Json]:
         from gpuipc_doctor.worker import health_figures
 
-        return health_figures.read(self.armed, self._assignment.root, gpus)
+        return health_figures.read(self.armed, self._assignment.root, gpus, after)
 
     def armed(self, operation: str) -> AbstractContextManager[None]:
         self._timer.renew()

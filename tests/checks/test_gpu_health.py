@@ -41,7 +41,7 @@ def health(
         "lost": {},
         "silent": {},
         "why": "",
-        "has_log": True,
+        "log": 7,
         "loaded_s": 3600.0,
         "imex_nodes": 0,
         "wrong": "",
@@ -177,7 +177,7 @@ def test_without_figures_the_check_says_why_it_cannot_tell() -> None:
 
 
 def test_log_that_cannot_be_read_is_said() -> None:
-    (found,) = health({}, has_log=False)
+    (found,) = health({}, log=None)
     assert any("Xids are unknown" in line for line in sentences.evidence(found))
 
 

@@ -4,6 +4,7 @@
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 enum {
     NVML_UNINITIALIZED = 1,
@@ -246,6 +247,18 @@ int nvml_device_capability(void *gpu, int *major, int *minor)
     if (!code && sscanf(((struct device *)gpu)->arch, "%d.%d", major, minor) != 2)
         code = NVML_UNKNOWN;
     return code;
+}
+
+/* Each link leads to the next GPU that has links, as without NVSwitches. */
+int nvml_link_remote(void *gpu, unsigned link, struct nvml_pci *pci)
+{
+    int code = check(gpu, pci), number = number_of(gpu);
+    if (code || (int)link >= ((struct device *)gpu)->links)
+        return code ? code : NVML_NOT_SUPPORTED;
+    do
+        number = (number + 1) % node()->devices;
+    while (node()->device[number].links <= 0);
+    return nvml_device_pci((void *)&node()->device[number], pci);
 }
 
 struct nvml_memory {
@@ -503,17 +516,42 @@ struct nvml_field { /* nvmlFieldValue_t */
     uint64_t value;
 };
 
+/* Counters rise with the time since boot, so that each process sees more than the one before. */
+static int64_t field_of(const struct device *device, unsigned field, unsigned link)
+{
+    enum { SPEED = 90, PCIE_REPLAY = 94, ROWS_CORRECTABLE = 142, ROWS = 143, REPLAY = 161, CRC = 163, RECOVERY_ACTION = 230 };
+    enum { RISING_LINK = 3 };
+    struct timespec now;
+    switch (field) {
+    case SPEED:
+        return device->link_speed;
+    case RECOVERY_ACTION:
+        return device->recovery;
+    case REPLAY:
+        if (device->replays < 0 || (int)link >= device->links)
+            return -1;
+        clock_gettime(CLOCK_BOOTTIME, &now);
+        return link == RISING_LINK ? device->replays * (now.tv_sec * 1000 + now.tv_nsec / 1000000) / 1000 : 0;
+    case REPLAY + 1:
+    case CRC:
+        return device->replays < 0 || (int)link >= device->links ? -1 : 0;
+    case PCIE_REPLAY:
+    case ROWS_CORRECTABLE:
+    case ROWS:
+        return device->replays < 0 ? -1 : 0;
+    default:
+        return -1;
+    }
+}
+
 int nvml_field_values(void *gpu, int count, struct nvml_field *fields)
 {
-    enum { NVLINK_SPEED_MBPS_COMMON = 90, RECOVERY_ACTION = 230, UNSIGNED_INT = 1 };
+    enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3 };
     int code = check(gpu, fields);
     for (int i = 0; !code && i < count; i++) {
-        const struct device *device = gpu;
-        int value = fields[i].field == NVLINK_SPEED_MBPS_COMMON ? device->link_speed
-                    : fields[i].field == RECOVERY_ACTION        ? device->recovery
-                                                                : -1;
+        int64_t value = field_of(gpu, fields[i].field, fields[i].scope);
         fields[i].code = value < 0 ? NVML_NOT_SUPPORTED : 0;
-        fields[i].type = UNSIGNED_INT;
+        fields[i].type = value > INT32_MAX ? UNSIGNED_LONG_LONG : UNSIGNED_INT;
         fields[i].value = value < 0 ? 0 : (uint64_t)value;
     }
     return code;

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.fleet import directory, summary
-from gpuipc_doctor.fleet.history import histories
+from gpuipc_doctor.fleet.history import histories, screen
 from gpuipc_doctor.fleet.summary import NodeReport, State
 from tests.sample_fleets import BAD, HEALTHY, named
 
@@ -40,6 +40,20 @@ def test_each_node_has_marks_failures_and_last_pass() -> None:
     assert found["n3"].last_passed == ""
     assert "nvidia-driver 450.102.04 -> 460.32.03" in found["n2"].changed
     assert [history.node for history in histories(RUNS)] == ["n3", "n2", "n5", "n1", "n4"]
+
+
+def test_error_counters_that_rise_are_told_and_steps_back_are_not() -> None:
+    name, other = "cuda:0, NVLink 3: NVLink replays", "cuda:1: PCIe replays"
+    steps = [None, {other: 9}, {name: 5, other: 2}, {name: 125, other: 2}, None, {name: 125}]
+    runs = [
+        {"n1": named(HEALTHY, "n1", started=f"2026-11-{day:02}T08:00:00+00:00", errors=errors)}
+        for day, errors in enumerate(steps, 1)
+    ]
+    (found,) = histories(runs)
+    assert found.risen == ("cuda:0, NVLink 3: 125 more NVLink replays",)
+    lines = screen(runs, ["first", "last"]).splitlines()
+    assert lines[1].endswith("; in these runs: cuda:0, NVLink 3: 125 more NVLink replays")
+    assert lines[2] == "1 node passed every time"
 
 
 @pytest.mark.parametrize("backwards", [False, True])

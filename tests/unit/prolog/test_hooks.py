@@ -52,6 +52,30 @@ def test_slurm_variables_that_the_prolog_keeps_are_passed_on(config: Path, scont
     assert tuple(re.findall(r'^    \$\{(\w+)\+"\1=\$\1"\}', shown, re.MULTILINE)) == isolation.KEPT
 
 
+def test_epilog_is_the_same_hook_with_its_own_command_and_use(
+    config: Path, scontrol: str, tmp_path: Path
+) -> None:
+    common = ("slurm", "--config", config, "--scontrol", scontrol)
+    shown = hooks(*common, "--epilog").output
+    assert shown.startswith("#!/bin/sh\n# Slurm's Epilog: ")
+    assert f"-I -m gpuipc_doctor epilog --config '{config}')" in shown
+    assert (
+        shown.partition("# A node is drained")[2].replace(" epilog ", " prolog ")
+        == (hooks(*common).output.partition("# A node is drained")[2])
+    )
+    assert "gpuipc-doctor prolog" not in shown
+    assert subprocess.run(["sh", "-n"], input=shown, text=True, capture_output=True).stderr == ""
+    assert hooks(*common, "--epilog", "--to", tmp_path).exit_code == 0
+    assert (
+        f"Epilog={tmp_path}/gpuipc-doctor-slurm-epilog"
+        in (tmp_path / "gpuipc-doctor-slurm-epilog").read_text()
+    )
+
+
+def test_epilog_goes_with_slurm_only(config: Path) -> None:
+    assert "--epilog goes with slurm only" in hooks("nhc", "--config", config, "--epilog").output
+
+
 @pytest.mark.parametrize("which", [name for name in HOOKS if name != "sweep"])
 def test_hook_drains_on_the_prologs_drain_codes(which: str) -> None:
     codes = sorted({kind.exit_code for kind in Kind})

@@ -35,7 +35,7 @@ def test_counters_of_amdgpu_are_read_and_garbage_is_unknown(
 ) -> None:
     told = read(tmp_path, {f"sys/bus/pci/devices/{AMD[3]}/ras/umc_err_count": text}, AMD)
     assert told["gpus"] == {"hip:0": figures}
-    assert (told["why"], told["has_log"], told["loaded_s"]) == ("", False, None)
+    assert (told["why"], told["log"], told["loaded_s"]) == ("", None, None)
 
 
 @pytest.mark.parametrize(
