@@ -8,7 +8,7 @@ import click
 
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.prolog import ExitZeroOnUsageError, PathNotLookedAt
-from gpuipc_doctor.prolog import epilog, isolation
+from gpuipc_doctor.prolog import after_job, isolation
 
 
 @click.command(cls=ExitZeroOnUsageError)
@@ -29,4 +29,4 @@ def command(*, config_file: Path | None, budget: float | None) -> None:
       12     a counter rose as far as the site config's `epilog_fail` says, and `on_fail` is drain
     """
     isolation.isolate()
-    epilog.run(config_file, budget)
+    after_job.run(config_file, budget)

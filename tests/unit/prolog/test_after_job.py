@@ -9,7 +9,7 @@ import pytest
 from gpuipc_doctor.model import Node
 from gpuipc_doctor.node.gpus import JobGpus, ListedGpu
 from gpuipc_doctor.node.memory_usage import DeviceUser, GpuUse, GpuUsers, Holder, LeftFile, ProcessUse
-from gpuipc_doctor.prolog import epilog, node_identity
+from gpuipc_doctor.prolog import after_job, node_identity
 from gpuipc_doctor.report.error_counters import Look
 
 PCI, OTHER = "0000:11:00.0", "0000:19:00.0"
@@ -30,7 +30,7 @@ def left(root: Path, *processes: Holder, gpus: tuple[GpuUse, ...] = (), **users:
     base = Look(node_identity.now() - 60, -1, {})
     others = tuple(DeviceUser(process, ("/dev/nvidia0",)) for process in processes)
     seen = GpuUsers(others=others, **users)  # type: ignore[arg-type]
-    return list(epilog._left(Node(root=str(root)), JobGpus((GPU,), (GPU,)), gpus, seen, base))
+    return list(after_job._left(Node(root=str(root)), JobGpus((GPU,), (GPU,)), gpus, seen, base))
 
 
 @pytest.mark.parametrize(
