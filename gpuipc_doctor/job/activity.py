@@ -102,9 +102,7 @@ def _in_driver(process: ProcessFacts) -> str:
     return f"{how} in {process.driver} in every sample" if process.driver else ""
 
 
-_COUNTS = (
-    "a number in the process's registers, stack or variables keeps rising or falling, or a text is often new"
-)
+_COUNTS = "a number in its registers, stack or variables keeps rising or falling, or a variable is often new"
 _UNREADABLE = "the states of the process's threads cannot be read"
 _NO_PYTHON = "its Python stack, which alone shows PyTorch's collectives, could not be read"
 

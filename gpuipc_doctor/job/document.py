@@ -50,7 +50,7 @@ class Process:
     """Hash of the main thread's stack outside MPI; empty if unknown, or if the thread is in no MPI call."""
     counts: bool = False
     """Whether a number in the main thread's registers, stack or Python variables keeps rising or falling,
-    or a variable has many texts; False if unknown."""
+    or a variable has many texts or fractions; False if unknown."""
     libraries: tuple[str, ...] = ()
     """Paths of mapped shared libraries."""
     settings: dict[str, str] = field(default_factory=dict)

@@ -25,6 +25,7 @@ changes direction sooner, because that loop restarts. If 100 numbers are random,
 counts is 0.05 % (100 × 2/9!)."""
 
 _INTEGER = re.compile(r"-?\d{1,18}")
+_FRACTION = re.compile(r"-?\d{1,18}\.\d{1,18}")
 _TEXT = ("'", '"', "b'", 'b"')
 
 FEWEST_EQUAL = 3
@@ -41,9 +42,16 @@ def counts(values: Sequence[int]) -> bool:
 
 def goes_on(values: Sequence[str]) -> bool:
     """Whether a Python variable's ``values``, in order of time, are those of a loop that ends: integers that
-    count, or many different texts, such as the lines of a list. Of a running program some are misread."""
+    count, or many different texts or fractions, such as the lines of a list. Fractions that only rise or only
+    fall may be a clock's. Of a running program some values are misread."""
     texts = {value for value in values if value.startswith(_TEXT)}
-    return counts([int(value) for value in values if _INTEGER.fullmatch(value)]) or len(texts) >= ONE_WAY
+    fractions = [float(value) for value in values if _FRACTION.fullmatch(value)]
+    is_clock = fractions in (sorted(fractions), sorted(fractions, reverse=True))
+    return (
+        counts([int(value) for value in values if _INTEGER.fullmatch(value)])
+        or len(texts) >= ONE_WAY
+        or (len({*fractions}) >= ONE_WAY and not is_clock)
+    )
 
 
 def any_counts(samples: Iterable[Sequence[int]]) -> bool:

@@ -48,6 +48,9 @@ def test_values_count(values: Sequence[int], does: bool) -> None:
         (["'a'"] * 16, False),
         ([str(n * 7919 % 101) for n in range(16)], False),
         ([f"{n}.5" for n in range(16)], False),  # a clock
+        ([f"-{n}.5" for n in range(16)], False),
+        ([f"{n * 7919 % 101}.5" for n in range(16)], True),
+        ([f"{n % 4}.5" for n in range(16)], False),
         ([f"<Event at 0x7f{n:02}>" for n in range(16)], False),  # each a new one
         ([*[str(n) for n in range(9)], "<unknown>", *[str(n) for n in range(9, 16)]], True),
         ([], False),
