@@ -54,7 +54,7 @@ enum { IN_PROGRESS = 7 }; /* of communicators that do not block, as PyTorch's */
 #define comm_init_done(code, comm, ranks, ...)                                                                         \
     if (!(code) || (code) == IN_PROGRESS)                                                                              \
     thing_is(*(comm), communicators++ ? "second" : "first", ranks)
-#define comm_init_config_done comm_init_done
+#define comm_init_config_done(code, comm, ranks, ...) comm_init_done(code, comm, ranks)
 #define comm_split_done(code, comm, color, key, out, config)                                                           \
     if ((!(code) || (code) == IN_PROGRESS) && *(out)) \
     thing_is(*(out), strncmp(thing_word(comm, "?"), "split", 5) ? "split" : "split-of-split", thing_number(comm))
