@@ -1,8 +1,13 @@
 """Measure NCCL's or RCCL's latency and bandwidth on all GPUs, and its bandwidth between each two.
 
-The figures have no built-in limit: `compare` and the fleet's reports find changes and outliers. Within the
-node, a pair of GPUs is reported if it is far slower than the usual pair and was so twice. If many pairs are
-slow, the node has links of several kinds, and none is reported.
+`compare` and the fleet's reports find changes and outliers. Within the node, a pair of GPUs is reported if it
+is far slower than the usual pair and was so twice. If many pairs are slow, the node has links of several
+kinds, and none is reported.
+
+The bus bandwidth of the largest all-reduce is a WARN below half of what the GPUs' NVLinks carry in one
+direction by their data sheets, if NVML reports that all links of each GPU are active and lead to NVSwitches.
+A site's own limit holds instead. Of other GPUs and links nothing is said: between directly linked GPUs and
+over PCIe, a healthy node may have any fraction.
 
 All collective checks share one launch.
 """
@@ -20,7 +25,8 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Subject,
 )
-from gpuipc_doctor.collective.bandwidth import SMALL, Pair, bus, slow
+from gpuipc_doctor.api.health_rows import LINK_RATES, LINKS
+from gpuipc_doctor.collective.bandwidth import SIZES, SMALL, Pair, bus, slow
 from gpuipc_doctor.collective.launch import CollectiveCheck, take_part
 
 __all__ = ["take_part"]
@@ -30,7 +36,7 @@ class CollectiveSpeed(CollectiveCheck):
     id = "collective-speed"
     title = "latency and bandwidth of NCCL or RCCL, together and by pair"
     subject = Subject.COLLECTIVES
-    disturbed = frozenset({"slow-pair", "below-site-limit"})
+    disturbed = frozenset({"slow-pair", "below-site-limit", "below-reference"})
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         figures = done.records["rank 0"]["speed"]
@@ -66,6 +72,24 @@ class CollectiveSpeed(CollectiveCheck):
                 usual=_gb(usual),
                 **values,
             )
+        elif reference := _half_missed(done, figures):
+            model, links, rate = reference
+            yield Finding.warn(
+                "below-reference",
+                "all-reduce of {nbytes:bytes}: {bus} GB/s bus bandwidth, less than half of the {reference} "
+                "GB/s that {links} NVLinks of {model} carry in one direction",
+                *evidence,
+                remedy="see which transport NCCL chose (collective-start), whether a variable switches peer "
+                "access off (environment), and the links' errors (nvidia-smi nvlink -e); if this is right "
+                "here, state the site's own limit: collectives.least_gb_per_s",
+                measured=measured,
+                nbytes=figures["nbytes"],
+                bus=_gb(bus(len(done.roles), figures["nbytes"], figures["seconds"])),
+                reference=rate,
+                links=links,
+                model=model,
+                **values,
+            )
         elif "seconds" in figures:
             yield Finding.ok(
                 "measured",
@@ -94,6 +118,19 @@ def _below(done: ProbeOutcome, figures: Json, pairs: list[Pair]) -> Iterator[tup
     if slowest and "pair" in least and slowest.rate < least["pair"] * 1e9:
         a, b = (done.devices[rank].label for rank in (slowest.a, slowest.b))
         yield f"{_gb(slowest.rate):g} GB/s between {a} and {b}", least["pair"]
+
+
+def _half_missed(done: ProbeOutcome, figures: Json) -> tuple[str, int, float] | None:
+    """Model, number and GB/s of the NVLinks that carry less than half of this. A smaller all-reduce than the
+    largest tells something only if the largest would have taken too long."""
+    linked = {tuple(gpu) for gpu in done.records["rank 0"].get("linked", ())}
+    if len(linked) != 1 or "bus" in done.params["least"] or "seconds" not in figures:
+        return None
+    (model, links, is_switched), *_ = linked
+    is_whole = is_switched and links == str(LINKS.get(model)) and done.params["room"] >= SIZES[-1]
+    rate = LINK_RATES.get(model)
+    measured = bus(len(done.roles), figures["nbytes"], figures["seconds"])
+    return (model, int(links), rate) if is_whole and rate and measured < rate * 1e9 / 2 else None
 
 
 def _gb(rate: float) -> float:

@@ -20,3 +20,6 @@ ENDING_XIDS: Collection[int] = frozenset(_TABLE["xids"])
 
 LINKS: Mapping[str, int] = _TABLE["links"]
 """Name of a GPU of which all NVLinks are connected → their number."""
+
+LINK_RATES: Mapping[str, float] = {name: row["rate"] for name, row in _TABLE["link-rates"].items()}
+"""Name of a GPU → GB/s of all its NVLinks in one direction."""

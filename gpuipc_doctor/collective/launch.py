@@ -77,6 +77,7 @@ def launches(ctx: Context) -> Iterator[Probe | Finding]:
                 "least": dict(ctx.collectives.least),
                 "least_where": ctx.collectives.least_where,
                 "soak": ctx.tier is Tier.SOAK,
+                "gpus": [[device.label, device.backend, device.uuid, device.pci] for device in devices],
             }
             yield Probe(
                 "",
@@ -125,6 +126,9 @@ def take_part(w: Worker) -> None:
         rate = bandwidth.bus(ranks.size, figures["nbytes"], figures["seconds"])
         w.price(rate / 1e9, "GB/s bus bandwidth")
     w.record(speed=figures)
+    if ranks.rank == 0:
+        gpus = w.gpu_health(w.params["gpus"])["gpus"].values()
+        w.record(linked=[[gpu.get("name"), gpu.get("links"), gpu.get("switched")] for gpu in gpus])
     w.share_devices()
 
     w.act_for("collective-data")

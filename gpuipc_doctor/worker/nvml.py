@@ -228,6 +228,7 @@ class Nvml:
             ("pcie", self.pcie_link),
             ("fabric", self._fabric),
             ("counters", lambda gpu: self._counters(gpu, len(links))),
+            ("switched", lambda gpu: self._is_switched(gpu) if any(links) else None),
             ("peers", lambda gpu: self._peers(gpu, found.get("counters", {}))),
         ):
             try:
@@ -262,6 +263,11 @@ class Nvml:
             return None
         count = int(getattr(field.value, types[field.valueType]))
         return count if count < _MOST_COUNTED else None
+
+    def _is_switched(self, device: Any) -> bool:
+        """Whether NVLink 0 leads to an NVSwitch rather than to another GPU."""
+        found = self.call("nvmlDeviceGetNvLinkRemoteDeviceType", device, 0)
+        return bool(found == self._api.NVML_NVLINK_DEVICE_TYPE_SWITCH)
 
     def _peers(self, device: Any, counters: Mapping[str, list[int | None]]) -> dict[str, str]:
         """Number of each NVLink that has counted an error → PCI address of its other end."""

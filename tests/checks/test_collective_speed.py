@@ -10,7 +10,7 @@ from gpuipc_doctor.api import Finding
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report.sentences import evidence, summary
 from tests.checks.collective_records import FOUR, PARAMS, rank, ranks
-from tests.checks.judging import ONE, TWO, conclude
+from tests.checks.judging import ONE, TWO, conclude, gpu
 
 SPEED = rank()["speed"]
 
@@ -63,3 +63,55 @@ def test_bandwidth_below_the_sites_limit_fails(least: dict[str, float], says: st
 
 def test_bandwidth_above_the_sites_limits_passes() -> None:
     assert judged(SPEED, least={"bus": 330, "pair": 199}).status is Status.PASS
+
+
+H200 = [["NVIDIA H200", "18", True]]
+
+
+@pytest.mark.parametrize(("ranks_", "rate"), [(2, 296), (4, 336), (8, 344)])
+@pytest.mark.parametrize("part", [1.0, 0.6])
+def test_bus_bandwidth_is_compared_with_half_of_the_links(ranks_: int, rate: float, part: float) -> None:
+    """The rates are those of eight healthy H200."""
+    seconds = 2 * (ranks_ - 1) / ranks_ * SPEED["nbytes"] / (rate * part * 1e9)
+    found = linked(H200 * ranks_, {**SPEED, "seconds": seconds, "pairs": []}, ranks_)
+    assert found == (Status.PASS, "measured") if part == 1.0 else (Status.WARN, "below-reference")
+
+
+SLOW = {**SPEED, "seconds": 20e-3}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "params"),
+    [
+        ([["NVIDIA H200", "18", False]] * 4, {}),  # linked directly: two of four have a part of the links
+        ([["NVIDIA H200", "17", True]] * 4, {}),  # gpu-health says so
+        ([["NVIDIA H200", "18", True]] * 3 + [["NVIDIA H200", "17", True]], {}),
+        ([["NVIDIA H200", "18", None]] * 4, {}),
+        ([["NVIDIA GH200 120GB", "18", True]] * 4, {}),
+        ([["NVIDIA L40S", None, None]] * 4, {}),
+        ([["NVIDIA GB300", "18", True]] * 4, {}),  # no source
+        ([], {}),
+        (H200 * 4, {"least": {"bus": 10}, "least_where": "site.yaml:7"}),
+        (H200 * 4, {"room": 16 << 20}),  # a smaller all-reduce says nothing
+    ],
+)
+def test_nothing_is_said_where_no_reference_holds(gpus: list[Any], params: dict[str, Any]) -> None:
+    assert linked(gpus, SLOW, 4, **params) == (Status.PASS, "measured")
+
+
+def test_smaller_all_reduce_counts_if_the_largest_would_take_too_long() -> None:
+    slow = {**SPEED, "nbytes": 16 << 20, "seconds": 50e-3}
+    found = linked(H200 * 4, slow, 4)
+    assert found == (Status.WARN, "below-reference")
+
+
+def test_slow_pair_is_named_before_the_reference() -> None:
+    pairs = [[a, b, 10e9 if (a, b) == (1, 3) else rate] for a, b, rate in SPEED["pairs"]]
+    assert linked(H200 * 4, {**SLOW, "pairs": pairs}, 4) == (Status.WARN, "slow-pair")
+
+
+def linked(gpus: list[Any], speed: dict[str, Any], number: int, **params: Any) -> tuple[Status, str]:
+    devices = tuple(gpu(index) for index in range(number))
+    records = ranks({"speed": speed, "linked": gpus}, number=number)
+    (finding,) = conclude("collective-speed", records, devices, **{**PARAMS, "room": 1 << 30, **params})
+    return finding.status, finding.key

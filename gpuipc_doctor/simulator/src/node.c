@@ -174,6 +174,8 @@ static void read_device(const char *key, const char *value, void *record)
         device->uncorrected = (int)number(key, value);
     else if (IS("recovery"))
         device->recovery = (int)number(key, value);
+    else if (IS("switched"))
+        device->switched = (int)number(key, value);
     else if (IS("replays"))
         device->replays = (int)number(key, value);
     else if (IS("fabric"))
@@ -296,7 +298,7 @@ static void read_line(char *line)
         device->links = device->link_speed = device->pcie_width = device->ecc = device->remap = device->slowdown = -1;
         device->pcie_slot = 16;
         device->pcie_generation = device->pcie_idle = 5;
-        device->busy = device->watts = device->watts_limit = device->replays = -1;
+        device->busy = device->watts = device->watts_limit = device->replays = device->switched = -1;
         read_fields(fields, read_device, device);
     } else if (!strcmp(line, "peer")) {
         struct peer peer = {0};

@@ -358,6 +358,17 @@ int nvml_link_state(void *gpu, unsigned link, unsigned *active)
     return code;
 }
 
+int nvml_link_type(void *gpu, unsigned link, unsigned *type)
+{
+    enum { TO_GPU = 0, TO_SWITCH = 2 };
+    int code = nvml_link_state(gpu, link, type);
+    if (!code && ((struct device *)gpu)->switched < 0)
+        return NVML_NOT_SUPPORTED;
+    if (!code)
+        *type = ((struct device *)gpu)->switched ? TO_SWITCH : TO_GPU;
+    return code;
+}
+
 int nvml_p2p_status(void *gpu, void *other, int capability, unsigned *status)
 {
     enum { NVLINK = 2, NOT_CONNECTED = 3 };

@@ -62,6 +62,7 @@ struct device {
     int links, link_speed, pcie_width, ecc, remap, slowdown; /* remap: 0 none, 1 pending, 2 failed */
     int pcie_slot, pcie_generation, pcie_idle;               /* idle: the generation without a context */
     int uncorrected, recovery;                               /* ECC errors; nvmlDeviceGpuRecoveryAction_t */
+    int switched;                                            /* its links lead to NVSwitches; -1: not reported */
     int replays;                                             /* of link 3, a second; -1: no counters */
     int fabric, fabric_status, fabric_health, clique, cluster;
     int busy, watts, watts_limit;                            /* busy: percent */
