@@ -188,7 +188,7 @@ def test_pass_names_the_figures_that_were_reported_and_what_imex_has() -> None:
         "lost": {},
         "silent": {},
         "why": "",
-        "has_log": True,
+        "log": 7,
         "loaded_s": None,
     }
     params = {"quick": False, "gpus": [["cuda:0"]], "states_links": False}
