@@ -15,13 +15,16 @@ KERNEL = "written by the kernel, and bounded by it"
 LIMITED = "a file, read with files/reading's limits of size and depth"
 
 PLACES = {
-    # NCCL's RAS; py-spy, gdb and eu-stack; perf; Lmod and Environment Modules; logs of JSON, Flight Recorder
+    # NCCL's RAS; py-spy, gdb and eu-stack; perf; Lmod and Environment Modules; logs of JSON, Flight Recorder;
+    # pages of PyTorch's debug server, a rank's own dump
     "ras_counts.py": PARSED,
     "ras.py": PARSED,
     "python_stacks.py": PARSED,
     "stopping.py": PARSED,
     "environment_modules.py": PARSED,
     "records.py": PARSED,
+    "debug_dumps.py": PARSED,
+    "recorder_dumps.py": PARSED,
     # Programs of Slurm and Flux, rpm, dpkg and ofed_info use files/foreign.run; others read the end of a file
     "foreign.py": RUN,
     "sampling.py": RUN,
@@ -54,6 +57,8 @@ PLACES = {
     "python.py": OWN,
     "guard.py": OWN,
     "state.py": OWN,
+    "job_counters.py": OWN,
+    "gpu_loads.py": OWN,
     "check_files.py": OWN,
     "node_state.py": OWN,
     "assignment.py": OWN,
@@ -93,5 +98,6 @@ def test_every_text_is_bounded() -> None:
         if any(map(reads_a_text, ast.walk(ast.parse(file.read_text("utf-8")))))
     }
     assert set(found) == set(PLACES)
-    parsers = {name for name, bound in PLACES.items() if bound == PARSED} - {"ras_counts.py"}
+    called = {"ras_counts.py", "debug_dumps.py"}
+    parsers = {name for name, bound in PLACES.items() if bound == PARSED} - called
     assert {name for name in parsers if "foreign.parsed(" not in found[name]} == set()

@@ -37,6 +37,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "worker/fabric.py": "read_text",
         "stacks/callers.py": "open",
         "stacks/code.py": "open",
+        "stacks/holders.py": "read_text",
         "stacks/counting.py": "open",
         "node/kernel_log.py": "os.open",
         "stacks/proc_files.py": "open",
@@ -91,6 +92,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "diagnose/sources.py": "os.fdopen os.open",  # os.open: a log or pipe that the user names; `_open`
         "worker/fabric.py": "TemporaryFile",
         "fleet/ask.py": "open",  # the tool to send, or /dev/null
+        "job/recorder_dumps.py": "os.fdopen",
         "job/shared_memory.py": "os.fdopen",
         "worker/nccl.py": "open",
         "files/node_files.py": "open",
