@@ -80,10 +80,15 @@ def answer(asked: Invocation, channel: Channel) -> None:
         told = end.health or {}
         addresses = {gpu.label: gpu.pci for gpu in job.devices}
         now = error_counters.counted([told], addresses, node_identity.now())
+        if asked.gpus:  # others may be another job's
+            own = {gpu.pci for gpu in job.devices}
+            now = now._replace(gpus={pci: counts for pci, counts in now.gpus.items() if pci in own})
         left = list(_left(node, job, used, end.users, base))
     labels = {gpu.pci: gpu.label for gpu in job.of_node}
     rises = sorted(error_counters.rises(base, now, told), key=lambda one: -one.by) if base else []
     unknown = list(_unknown(told, end, base, now, labels))
+    if job.unknown:
+        unknown.append(f"the kernel does not list GPU {', '.join(job.unknown)} of the job")
     since = f" in {_age(now.at - base.at)}{'' if before else ', since the last epilog'}" if base else ""
     words = [_words(rise, labels) for rise in rises]
     parts = [f"{_first(words, 1)}{since}"] if words else []

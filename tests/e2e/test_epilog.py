@@ -81,6 +81,15 @@ def test_only_the_jobs_gpus_count(node: Node) -> None:
     assert re.search(rf"job 3: {RISES}, since the last epilog", line), line
 
 
+def test_gpus_that_are_not_listed_are_told_and_no_others_count(node: Node) -> None:
+    node.write("nvlink-replays", epilog_fail={"nvlink-replay": 1})
+    node.run("epilog", "1", "0")
+    code, line, _ = node.run("epilog", "2", "5")
+    assert code == 0
+    assert "cuda:0" not in line
+    assert "the kernel does not list GPU 5 of the job" in line
+
+
 @pytest.mark.parametrize(
     ("policy", "code", "says"),
     [

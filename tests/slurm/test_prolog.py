@@ -270,3 +270,25 @@ def test_existing_drain_reason_is_kept(site: Site) -> None:
     install(cluster, "n1", FAULTY)
     until("it was found faulty twice", lambda: cluster.log("n1").count("ipc-reopen") > 1)
     assert cluster.node("n1") == ("drained", "the fan is broken")
+
+
+def test_epilog_tells_what_rose_in_the_job_and_the_node_stays(slurm: Callable[..., Cluster]) -> None:
+    def prepare(cluster: Cluster) -> None:
+        (node,) = cluster.nodes
+        install(cluster, node, "nvlink-replays")
+        place = cluster.directory / node
+        tool = [sys.executable, "-m", "gpuipc_doctor", "config", "hooks", "slurm", "--epilog"]
+        command = [*tool, "--config", place / "site.yaml", "--to", place]
+        subprocess.run(command, env=cluster.environment, check=True)
+
+    place = "{directory}/n1/gpuipc-doctor-slurm"
+    settings = {"Prolog": place, "Epilog": f"{place}-epilog", "PrologFlags": "Alloc"}
+    cluster = slurm(prepare=prepare, nodes=1, **settings)
+    cluster.ask("srun", "true")
+    entries = until(
+        "the epilog has logged", lambda: [entry for entry in logged(cluster, "n1") if "epilog" in entry]
+    )
+    assert entries[0]["exit_code"] == 0
+    assert "cuda:0, NVLink 3 to cuda:1: " in entries[0]["epilog"]["rises"][0]
+    assert entries[0]["job"] == logged(cluster, "n1")[0]["job"]
+    cluster.await_node("n1", "idle")

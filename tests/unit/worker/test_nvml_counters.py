@@ -1,0 +1,63 @@
+"""Error counters of a GPU as NVML reports them: types, what is not reported, and garbage."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from gpuipc_doctor.api.driver_errors import DriverError
+from gpuipc_doctor.model import DriverFault
+from gpuipc_doctor.worker.nvml import Nvml
+
+REPLAY, RECOVERY, BLACKWELL = 161, 162, 215
+UINT, ULL, DOUBLE = 1, 3, 0
+
+
+def nvml(values: dict[tuple[int, int], tuple[int, int, int]]) -> Nvml:
+    """``values``: (field, link) → (return code, type, value); NOT_SUPPORTED for others."""
+    made = Nvml.__new__(Nvml)
+
+    def told(_: Any, fields: list[tuple[int, int]]) -> list[Any]:
+        found = []
+        for field in fields:
+            code, kind, number = values.get(field, (3, 0, 0))
+            value = SimpleNamespace(uiVal=number & 0xFFFFFFFF, ulVal=number, ullVal=number)
+            found.append(SimpleNamespace(nvmlReturn=code, valueType=kind, value=value))
+        return found
+
+    names = {name: getattr(pynvml, name) for name in dir(pynvml) if name.startswith("NVML_")}
+    made._api = SimpleNamespace(**names, NVMLError=pynvml.NVMLError, nvmlDeviceGetFieldValues=told)
+    made._arm = lambda _: nullcontext()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("values", "counters"),
+    [
+        ({}, {}),
+        ({(REPLAY, 1): (0, ULL, 5)}, {"nvlink-replay": [None, 5]}),
+        ({(REPLAY, 0): (0, UINT, 7 | 1 << 40)}, {"nvlink-replay": [7, None]}),  # the union's rest is garbage
+        ({(REPLAY, 0): (0, ULL, 2**64 - 1)}, {}),
+        ({(REPLAY, 0): (0, DOUBLE, 5)}, {}),
+        ({(BLACKWELL, 0): (0, ULL, 2), (BLACKWELL, 1): (0, ULL, 0)}, {"nvlink-recovery": [2, 0]}),
+        ({(RECOVERY, 0): (0, ULL, 2), (BLACKWELL, 0): (0, ULL, 9)}, {"nvlink-recovery": [2, None]}),
+    ],
+)
+def test_counters_are_read_and_garbage_is_unknown(
+    values: dict[tuple[int, int], tuple[int, int, int]], counters: dict[str, list[int | None]]
+) -> None:
+    assert nvml(values)._counters(object(), 2) == counters
+
+
+def test_bindings_that_lack_the_fields_or_the_call_report_nothing() -> None:
+    old = nvml({(REPLAY, 0): (0, ULL, 5)})
+    del old._api.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY
+    assert old._counters(object(), 2) == {}
+    del old._api.nvmlDeviceGetFieldValues
+    with pytest.raises(DriverError) as raised:
+        old._counters(object(), 2)
+    assert raised.value.fault == DriverFault("nvmlDeviceGetFieldValues", 13, "not in this nvidia-ml-py")
