@@ -40,7 +40,8 @@ _DIRECTORY = options.FilePath(exists=True, file_okay=False)
 def report(ctx: click.Context, *, directory: Path, form: str, earlier: tuple[Path, ...]) -> None:
     """Merge the node reports in DIR.
 
-    With --history: when each node last passed, how often it failed, which nodes flap, and what changed.
+    With --history: when each node last passed, how often it failed, which nodes flap, what changed, and
+    which error counters of GPUs rose.
 
     \b
     Exit codes:

@@ -100,7 +100,7 @@ def answer(asked: Invocation, channel: Channel) -> None:
         parts.append("nothing was left")
     least = policy.epilog_fail
     bad = [rise for rise in rises if rise.counter in least and rise.by >= least[rise.counter]]
-    says = [f"FAIL epilog, {_named(asked)}: {_words(rise, labels)}{since}" for rise in bad]
+    says = [f"FAIL epilog: {_named(asked)}: {_words(rise, labels)}{since}" for rise in bad]
     text = f"{_named(asked)}: {'; '.join([*parts, *unknown])}"
     decided = decision.decide([Concern(Kind.FAIL, each) for each in says], policy, text)
     more = {"epilog": {"rises": words, "left": left, "unknown": unknown, "since": since.strip()}}

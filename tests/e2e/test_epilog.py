@@ -17,6 +17,8 @@ from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.cuda
 
+SLURM_PAGE = Path(__file__).parents[2] / "docs/slurm.md"
+
 RISES = r"cuda:0, NVLink 3 to cuda:1: \d+ more NVLink replays in [\d.]+ s"
 
 
@@ -93,7 +95,7 @@ def test_gpus_that_are_not_listed_are_told_and_no_others_count(node: Node) -> No
 @pytest.mark.parametrize(
     ("policy", "code", "says"),
     [
-        ({"epilog_fail": {"nvlink-replay": 1}}, 12, "FAIL epilog, job 1: cuda:0, NVLink 3"),
+        ({"epilog_fail": {"nvlink-replay": 1}}, 12, "FAIL epilog: job 1: cuda:0, NVLink 3"),
         (
             {"epilog_fail": {"nvlink-replay": 1}, "shadow": True},
             0,
@@ -108,6 +110,11 @@ def test_sites_threshold_decides(node: Node, policy: dict[str, object], code: in
     found, line, _ = node.run("epilog", "1", "0")
     assert found == code
     assert f") {says}" in line
+    if code:
+        (pattern,) = re.findall(r"^    (\^gpuipc-doctor: .*)$", SLURM_PAGE.read_text(), re.MULTILINE)
+        reason = re.match(pattern, line)
+        assert reason is not None
+        assert (reason["status"], reason["check"]) == ("FAIL", "epilog")
 
 
 def test_healthy_job_left_nothing(node: Node) -> None:
