@@ -43,19 +43,21 @@ MOST = 3
 def run(config: Path | None, budget_s: float | None = None) -> NoReturn:
     """Look at this node after the job in the batch system's environment, and exit."""
     began, env = guard.started_at(), os.environ
-    asked = Invocation(began, config, budget_s, env.get("SLURM_JOB_GPUS", ""), env.get("SLURM_JOB_ID", ""))
+    job = env.get("SLURM_JOB_ID", "")
+    asked = Invocation(began, config, budget_s, env.get("SLURM_JOB_GPUS", ""), job or "(unknown)")
     ends_at = began + (budget_s or BUDGET_S)
     guard.run(partial(answer, asked), partial(answer_for_lost, asked), ends_at=ends_at)
 
 
 def answer_for_lost(asked: Invocation, kind: str, what: str, kept: Json, channel: Channel) -> None:
     """The answer for a lost child; see `guard.AnswerFor`."""
-    channel.answer(0, decision.one_line(f"ERROR cannot tell what {_named(asked)} did: {what}"))
+    channel.answer(0, decision.one_line(f"ERROR cannot tell what job {asked.job} did: {what}"))
 
 
 def answer(asked: Invocation, channel: Channel) -> None:
     from gpuipc_doctor.files.yamlfile import BadFile
     from gpuipc_doctor.node import gpus
+    from gpuipc_doctor.node.memory_usage import age
     from gpuipc_doctor.prolog import run_checks
     from gpuipc_doctor.site.config import load
 
@@ -87,9 +89,11 @@ def answer(asked: Invocation, channel: Channel) -> None:
     labels = {gpu.pci: gpu.label for gpu in job.of_node}
     rises = sorted(error_counters.rises(base, now, told), key=lambda one: -one.by) if base else []
     unknown = list(_unknown(told, end, base, now, labels))
+    if end.users and end.users.hidden:
+        unknown.append(f"not all processes can be seen: {end.users.hidden}")
     if job.unknown:
         unknown.append(f"the kernel does not list GPU {', '.join(job.unknown)} of the job")
-    since = f" in {_age(now.at - base.at)}{'' if before else ', since the last epilog'}" if base else ""
+    since = f" in {age(now.at - base.at)}{'' if before else ', since the last epilog'}" if base else ""
     words = [_words(rise, labels) for rise in rises]
     parts = [f"{_first(words, 1)}{since}"] if words else []
     if base and not words and base.gpus.keys() & now.gpus.keys():
@@ -100,8 +104,8 @@ def answer(asked: Invocation, channel: Channel) -> None:
         parts.append("nothing was left")
     least = policy.epilog_fail
     bad = [rise for rise in rises if rise.counter in least and rise.by >= least[rise.counter]]
-    says = [f"FAIL epilog: {_named(asked)}: {_words(rise, labels)}{since}" for rise in bad]
-    text = f"{_named(asked)}: {'; '.join([*parts, *unknown])}"
+    says = [f"FAIL epilog: job {asked.job}: {_words(rise, labels)}{since}" for rise in bad]
+    text = f"job {asked.job}: {'; '.join([*parts, *unknown])}"
     decided = decision.decide([Concern(Kind.FAIL, each) for each in says], policy, text)
     more = {"epilog": {"rises": words, "left": left, "unknown": unknown, "since": since.strip()}}
     conclude(asked, policy, decided, channel, more=more, is_told=bool(words or left))
@@ -151,11 +155,9 @@ def _unknown(
         yield "these GPUs report no error counters"
     elif new := [labels.get(pci, pci) for pci in now.gpus if not base or pci not in base.gpus]:
         yield f"no error counters from before the job of {fold_devices(new)}"
-    gone = {
-        name for pci, has in now.gpus.items() if base for name in base.gpus.get(pci, {}).keys() - has.keys()
-    }
-    if gone:
-        yield f"no longer reported: {', '.join(COUNTERS[name] for name in sorted(gone))}"
+    both = [(now.gpus[pci], base.gpus[pci]) for pci in now.gpus if base and pci in base.gpus]
+    if once := {name for has, had in both for name in has.keys() ^ had.keys()}:
+        yield f"not reported at both times: {', '.join(COUNTERS[name] for name in sorted(once))}"
     for label, reason in {**told.get("lost", {}), **told.get("silent", {})}.items():
         yield f"NVML does not answer for {label}: {reason}"
 
@@ -177,13 +179,14 @@ def _left(
         if process.is_alive and _is_of_job(process, id_, user, age_s):
             where = f" on {on[process.pid]}" if process.pid in on else ""
             yield f"process {process.pid}{f' ({process.name})' if process.name else ''}{where}"
+    if not users or users.hidden:  # who is not seen may use the rest
+        return
     own = {gpu.pci for gpu in job.devices}
     for gpu in used:
         idle = gpu.processes == () and gpu.pci in own and not survey_room.is_numa(Path(node.root), gpu.pci)
-        if idle and not (users and users.hidden) and (gpu.used or 0) >= NOBODYS_BYTES:
+        if idle and (gpu.used or 0) >= NOBODYS_BYTES:
             yield f"{size(gpu.used or 0)} of nobody on {gpu.label}"
-    files = [file for file in users.left if user in ("", file.user)] if users else []
-    if files:
+    if files := [file for file in users.left if user in ("", file.user)]:
         whose = f" of {user}" if user else ""
         yield f"{counted(len(files), 'file')}{whose} in /dev/shm ({size(sum(file.held for file in files))})"
 
@@ -207,13 +210,3 @@ def _words(rise: Rise, labels: Mapping[str, str]) -> str:
 def _first(texts: Sequence[str], most: int) -> str:
     more = f" and {len(texts) - most} more" if texts[most:] else ""
     return ", ".join(texts[:most]) + more
-
-
-def _named(asked: Invocation) -> str:
-    return f"job {asked.job}" if asked.job else "the job"
-
-
-def _age(seconds: float) -> str:
-    from gpuipc_doctor.node.memory_usage import age
-
-    return age(max(seconds, 0.0))

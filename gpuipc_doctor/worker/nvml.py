@@ -257,8 +257,7 @@ class Nvml:
         return {name: counts for name, counts in found.items() if any(n is not None for n in counts)}
 
     def _count(self, field: Any) -> int | None:
-        names = ("UNSIGNED_INT", "uiVal"), ("UNSIGNED_LONG", "ulVal"), ("UNSIGNED_LONG_LONG", "ullVal")
-        types = {getattr(self._api, f"NVML_VALUE_TYPE_{name}"): member for name, member in names}
+        types = {1: "uiVal", 2: "ulVal", 3: "ullVal"}  # nvmlValueType_t: unsigned int, long, long long
         if field.nvmlReturn or field.valueType not in types:
             return None
         count = int(getattr(field.value, types[field.valueType]))

@@ -145,7 +145,7 @@ def test_nvml_that_hangs_or_crashes_costs_the_next_job_nothing(node: Node, fault
     assert says in line
 
 
-def test_counters_that_are_no_longer_reported_are_told(node: Node) -> None:
+def test_counters_that_were_not_reported_at_both_times_are_told(node: Node) -> None:
     node.write("nvlink-replays")
     node.run("prolog", "1")
     fault = "{call: nvml-device-links, do: error, error: NOT_SUPPORTED}"
@@ -154,7 +154,10 @@ def test_counters_that_are_no_longer_reported_are_told(node: Node) -> None:
     node.write("ours.yaml")
     code, line, _ = node.run("epilog", "1")
     assert code == 0
-    assert "no longer reported: NVLink CRC errors" in line
+    assert "not reported at both times: NVLink CRC errors" in line
+    node.write("nvlink-replays")
+    _, line, _ = node.run("epilog", "2")
+    assert "not reported at both times: NVLink CRC errors" in line
 
 
 def test_bad_config_and_command_line_exit_with_0(node: Node) -> None:

@@ -73,6 +73,12 @@ def test_memory_that_is_a_numa_node_is_the_kernels(root: Path) -> None:
     assert left(root, gpus=(GpuUse("cuda:0", PCI, "", 30 * GIB, 80 * GIB, ()),)) == []
 
 
+def test_files_may_be_in_use_by_who_is_not_seen(root: Path) -> None:
+    files = (LeftFile("/dev/shm/nccl-1", GIB, "ada", None),)
+    process = Holder(5, None, "python3", user="ada", job="7", age_s=9)
+    assert left(root, process, left=files, hidden="not root") == ["process 5 (python3)"]
+
+
 def test_files_of_the_jobs_user(root: Path) -> None:
     files = (LeftFile("/dev/shm/nccl-1", GIB, "ada", None), LeftFile("/dev/shm/nccl-2", GIB, "bob", None))
     assert left(root, left=files) == ["1 file of ada in /dev/shm (1.00 GiB)"]
