@@ -1,10 +1,12 @@
 """Reopen IPC memory after the importer destroyed and re-created its context.
 
+As a control, the importer first opens other segments twice in the same context. Then it opens three segments,
+closes them, destroys its context (or resets the primary context) and opens them again. The reopened segments
+must also show data written later.
+
 Steps and sizes are those of heterodb/toybox issue_20210314: on NVIDIA 455.32.00 and 460.32.03 the second
 `cuIpcOpenMemHandle` returned CUDA_ERROR_INVALID_HANDLE unless the context was kept; on 450.102.04 it
-succeeded. As a control, the importer first opens other segments twice in the same context. Then it opens
-three segments, closes them, destroys its context (or resets the primary context) and opens them again. The
-reopened segments must also show data written later.
+succeeded.
 """
 
 from __future__ import annotations

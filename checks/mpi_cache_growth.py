@@ -1,13 +1,12 @@
 """Send growing buffers, free each, and check that device memory is released.
 
-The pattern is that of eth-cscs/alps-gh200-reproducers (gpudirect-oom): each iteration allocates a large
-buffer, a little larger than the last, and a small one that stays; the large buffer is sent and freed. An MPI
-library that keeps IPC handles or mappings of freed buffers then loses about one large buffer each iteration.
-Where the driver tells memory by process, that shows who keeps it: sender, receiver or, if only a descriptor
-does, nobody; elsewhere, of two devices, the one whose used memory grows. Controls: the same iterations
-without messages; buffers of one size; and this MPI's own setting that turns IPC off. If used memory of the
-whole device changed, it is watched while no rank works, and what it then does is subtracted; if it moves by
-itself, growth in bursts is not blamed on MPI.
+Each iteration allocates a large buffer, a little larger than the last, and a small one that stays; the large
+buffer is sent and freed. An MPI library that keeps IPC handles or mappings of freed buffers then loses about
+one large buffer each iteration. Where the driver tells memory by process, that shows who keeps it: sender,
+receiver or, if only a descriptor does, nobody; elsewhere, of two devices, the one whose used memory grows.
+Controls: the same iterations without messages; buffers of one size; and this MPI's own setting that turns IPC
+off. If used memory of the whole device changed, it is watched while no rank works, and what it then does is
+subtracted; if it moves by itself, growth in bursts is not blamed on MPI.
 
 Only the last third of the iterations counts. If used memory grew, as many small buffers follow as the memory
 limit allows, since most caches limit the number of buffers, and then a large one. All are allocated before
@@ -17,6 +16,8 @@ the small ones and levels off; its bound is in bytes if the large buffer then ad
 is a warning, and so is a bounded cache (in the soak tier only if its bound was passed twice). All other
 growth is a failure, unless the library's bound is set to more buffers than were sent. Intel MPI's default
 bound of 256 is a failure: 17 buffers of 8 GiB fill an H200.
+
+The pattern is that of eth-cscs/alps-gh200-reproducers (gpudirect-oom).
 """
 
 from __future__ import annotations

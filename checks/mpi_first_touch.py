@@ -1,13 +1,14 @@
 """Compare the times of first messages from buffers of odd size and of whole pages.
 
-In eth-cscs/alps-gh200-reproducers (gpudirect-p2p-overalloc; GH200, Cray MPICH), the first message from a
-buffer of one byte more than 1 GiB takes 0.46 s instead of 3.4 ms, even if the message is short. Later
-messages are as fast as from any buffer, and only the sender's buffer matters. So in this check the receiver
-keeps one buffer, and the sender uses a new buffer each time, of either size in turn.
+The receiver keeps one buffer, and the sender uses a new buffer each time, of either size in turn.
 
 On every node a first message takes longer than later ones, since the memory must be mapped: the ratio is
 reported but not judged. On two H200 (driver 580.159.04, Intel MPI 2021.17, the whole of 1 GiB sent) the first
 took 5.6 to 7.6 ms with one byte more and 8.8 to 11 ms without.
+
+The report is eth-cscs/alps-gh200-reproducers (gpudirect-p2p-overalloc; GH200, Cray MPICH): the first message
+from a buffer of one byte more than 1 GiB takes 0.46 s instead of 3.4 ms, even if the message is short. Later
+messages are as fast as from any buffer, and only the sender's buffer matters.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Send small messages between two ranks in every way that hung or crashed on a cxi node.
 
-In a report of December 2023 (Slingshot, Cray MPICH), device-to-device messages of 16 bytes hang and of 256
-bytes crash, blocking and non-blocking. This check sends every size device to device, host to device and
-device to host, in both directions, blocking and non-blocking, and verifies each message and the guard bytes
-behind it. After a hang or crash, the remaining messages are tried in fresh ranks, so the result lists all
-failures, not only the first. Large messages are sent in the same ways. Finally, device-to-device latency and
-bandwidth are measured.
+Every size is sent device to device, host to device and device to host, in both directions, blocking and non-
+blocking, and each message and the guard bytes behind it are verified. After a hang or crash, the remaining
+messages are tried in fresh ranks, so the result lists all failures, not only the first. Large messages are
+sent in the same ways. Finally, device-to-device latency and bandwidth are measured.
 
 Messages are exchanged on each device, between any two devices of the node, and with `--nodes 2` between the
 first devices of two nodes.
 
 Options: ``sizes`` (a list of bytes), instead of the default ones; larger messages are then not timed.
+
+The report of December 2023 (Slingshot, Cray MPICH): device-to-device messages of 16 bytes hang and of 256
+bytes crash, blocking and non-blocking.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli import explain
 from gpuipc_doctor.cli.main import COMMANDS
 from gpuipc_doctor.cli.schema import schemas
+from gpuipc_doctor.files import tables
 from gpuipc_doctor.histories.legality import rules
 from gpuipc_doctor.histories.memory_operations import TYPES
 from gpuipc_doctor.knownissues import KnownIssue, Message, issue_content
@@ -72,6 +73,11 @@ def generate(_: Sphinx) -> None:
         "```{toctree}\n:maxdepth: 1\n:glob:\n\nmessages-*\n```\n"
     )
     pages["profiles.md"] = profiles_page()
+    words = tables.table(explain.TABLE)["words"].items()
+    rows = "".join(f"| {word} | {escaped(says)} |\n" for word, says in words)
+    pages["words.md"] = (
+        f"# Words\n\n`gpuipc-doctor explain WORD` says one.\n\n| word | meaning |\n|---|---|\n{rows}"
+    )
     pages["known-issues.md"] = issue_content.markdown(knownissues.load())
     pages["commands.rst"] = commands_page()
     pages["legality.md"] = legality_page()
@@ -104,8 +110,10 @@ def check_page(item: LoadedCheck, faults: list[tuple[str, str]]) -> str:
     rows = "".join(f"| `{name}` | {escaped(text)} |\n" for name, text in faults)
     table = f"| profile | fault |\n|---|---|\n{rows}" if rows else "No simulated fault of its own.\n"
     facts = "".join(f"- {name}: {text}\n" for name, text in explain.facts(item.check, knownissues.load()))
+    breaks, do = tables.table(explain.TABLE)["checks"][item.check.id]
     return (
         f"# {item.check.id}\n\n{item.check.title}\n\n"
+        f"- If it fails, these break: {breaks}\n- Then: {do}\n\n"
         f"{inspect.getdoc(loader.module(item.file))}\n\n{facts}\n"
         f"## Faults that it catches\n\n`gpuipc-doctor drill PROFILE` shows each.\n\n{table}"
     )

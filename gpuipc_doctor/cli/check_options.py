@@ -18,7 +18,7 @@ from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.site.config import SiteConfig
 
 add = options.table(
-    click.argument("checks", nargs=-1, metavar="[CHECK]..."),
+    click.argument("checks", nargs=-1, metavar="[CHECK]...", shell_complete=options.complete("checks")),
     click.option("--all", "all_checks", is_flag=True, help="Run every check of the tier."),
     click.option("--p2p", is_flag=True,
                  help="Test the peer access of each pair of GPUs and print a verdict on each; with --json, "

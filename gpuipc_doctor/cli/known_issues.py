@@ -16,7 +16,7 @@ from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.cli.stdio import say
 from gpuipc_doctor.files.yamlfile import Mistake
 from gpuipc_doctor.knownissues import KnownIssue, Message
-from gpuipc_doctor.knownissues.issue_content import listing, markdown, message_page, page
+from gpuipc_doctor.knownissues.issue_content import listing, markdown, message_page, near_entries, page
 from gpuipc_doctor.knownissues.questions import Answer, Entry, Question, ask
 from gpuipc_doctor.node import variables
 from gpuipc_doctor.node.inventory import NAMES
@@ -40,7 +40,13 @@ def command() -> None:
 @command.command("list")
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @click.option("--component", metavar="NAME", default="", help="Only those of this component: nvidia-driver.")
-@click.option("--check", metavar="ID", default="", help="Only those that this check shows.")
+@click.option(
+    "--check",
+    metavar="ID",
+    default="",
+    help="Only those that this check shows.",
+    shell_complete=options.complete("checks"),
+)
 @click.option("--version", metavar="VERSION", default="", help="Only issues that this version may have.")
 @click.option(
     "--upgrade-from",
@@ -75,6 +81,7 @@ def list_(
         raise UnknownName("check", check, sorted(ids), "gpuipc-doctor list")
     if before == HERE:
         before = _version_here(component, site)
+    words = tuple(" ".join(words).split())
     question = Question(words, component, check, version, before)
     dirs = site.known_issues_dirs
     entries: tuple[Entry, ...] = (*knownissues.load(dirs), *knownissues.load_messages(dirs))
@@ -89,6 +96,8 @@ def list_(
         click.echo(markdown(issues, [entry for entry in found if isinstance(entry, Message)]), nl=False)
     else:
         click.echo(listing(answers, question))
+        if words and not answers:
+            click.echo(near_entries(words, entries))
 
 
 def _refuse_contradictions(component: str, version: str, before: str) -> None:
@@ -115,7 +124,7 @@ def _version_here(component: str, site: SiteConfig) -> str:
 
 
 @command.command()
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", shell_complete=options.complete("issues"))
 @_with_config
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(id_: str, config_file: Path | None, as_json: bool) -> None:

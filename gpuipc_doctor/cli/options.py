@@ -54,6 +54,11 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+def simulate(says: str) -> Callable[[Command], Command]:
+    """The option ``--simulate``."""
+    return click.option("--simulate", metavar="PROFILE", help=says, shell_complete=complete("profiles"))
+
+
 class Subjects(click.ParamType):  # type: ignore[type-arg]  # generic from Click 8.4 on
     """A comma-separated list of subjects of the verdict."""
 
@@ -103,6 +108,29 @@ def naming_option(option: str, what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise click.BadParameter(f"{what}: {error.strerror or error}", param_hint=option) from error
+
+
+def complete(*kinds: str) -> Callable[..., list[str]]:
+    """A shell's completions of an argument: names of these kinds (``checks``, ``issues``, ``profiles``)."""
+
+    def names(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
+        found: list[str] = []
+        if "checks" in kinds:
+            from gpuipc_doctor.api import loader
+
+            found += loader.built_in()
+        if "issues" in kinds:
+            from gpuipc_doctor import knownissues
+
+            found += [issue.id for issue in knownissues.load()]
+            found += [message.id for message in knownissues.load_messages()]
+        if "profiles" in kinds:
+            from gpuipc_doctor.simulator import profile
+
+            found += profile.names()
+        return sorted(name for name in found if name.startswith(begun))
+
+    return names
 
 
 class Choice(click.Choice[str]):
@@ -163,7 +191,7 @@ def table(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 node_options = table(
     config("Site config, or a shipped one's name; overrides /etc/gpuipc-doctor/site.yaml."),
-    click.option("--simulate", metavar="PROFILE", help="Probe a simulated node: a profile's name or file."),
+    simulate("Probe a simulated node: a profile's name or file (`gpuipc-doctor list --profiles`)."),
     click.option(
         "--backend",
         type=Choice(["auto", *SUPPORTED, "all"]),

@@ -19,7 +19,7 @@ from gpuipc_doctor.run.request import Request
 
 @click.command()
 @click.argument("file", type=options.FilePath())
-@click.option("--simulate", metavar="PROFILE", help="Replay on a simulated node: a profile's name or file.")
+@options.simulate("Replay on a simulated node: a profile's name or file.")
 @options.config("Site config, or a shipped one's name; overrides /etc/gpuipc-doctor/site.yaml.")
 @click.option("--device", "devices", multiple=True, metavar="NAME", help="Replay on this device only.")
 @options.mpi_library("The MPI library, for a history of messages.")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import date
 from itertools import groupby
 
+from gpuipc_doctor.files.near_miss import did_you_mean
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message, Signature, Suppression, Workaround
-from gpuipc_doctor.knownissues.questions import Answer, Change, Question
+from gpuipc_doctor.knownissues.questions import Answer, Change, Entry, Question, missing, nearest
 from gpuipc_doctor.knownissues.releases import newer_than_read
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.node.inventory import NAMES
 from gpuipc_doctor.present.terminal import COLUMNS
-from gpuipc_doctor.present.text import counted, wrap
+from gpuipc_doctor.present.text import counted, sanitise, wrap
 from gpuipc_doctor.versions import Verdict
+
+MOST_NEAR = 5
+"""Most entries that are named if none has all of the words asked for."""
 
 _EVIDENCE = {
     "read": "Its sources were read in full.",
@@ -169,6 +173,21 @@ def listing(answers: Iterable[Answer], question: Question) -> str:
         count += f"; of {perhaps} the versions do not tell"
     newer = newer_than_read([Fact(question.component, question.version, "")])
     return "\n".join([*parts, count, *(f"{fact.name} {fact.value} is {fact.source}" for fact in newer)])
+
+
+def near_entries(words: Sequence[str], entries: Collection[Entry]) -> str:
+    """What to read or to type if no entry has all of these words, with the other options."""
+    near = nearest(words, entries)
+    lacks = missing(near[0], words) if near else words
+    if not lacks:
+        return "There are entries with these words, but not with these options: leave an option out."
+    known = {word for entry in entries for word in f"{entry.id} {entry.title}".replace("-", " ").split()}
+    meant = "".join(did_you_mean(word, known) for word in lacks)
+    says = f"No entry has {' or '.join(map(repr, map(sanitise, lacks)))}{meant}"
+    if not near:
+        return _fill(f"{says}; without a word, all are listed", "")
+    items = (_fill(f"{entry.id}: {entry.title}", "  ", "    ") for entry in near[:MOST_NEAR])
+    return "\n".join([_fill(f"{says}; nearest:" if len(words) > 1 else says, ""), *items])
 
 
 def _heading(change: Change, question: Question) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from gpuipc_doctor.knownissues import affected
@@ -13,6 +14,8 @@ from gpuipc_doctor.model import Fact
 from gpuipc_doctor.versions import Verdict
 
 Entry = KnownIssue | Message
+
+_TIMEOUT = re.compile(r"\btim(?:e|ed|es|ing)[ _-]?outs?\b")
 
 
 class Change(enum.Enum):
@@ -28,7 +31,8 @@ class Question:
     """What to look for; what is empty does not matter."""
 
     words: tuple[str, ...] = ()
-    """All of them, in the id, the title or the symptom; upper and lower case are equal."""
+    """All of them, in any order, in the id, title, symptom, component or samples of logs. Case, hyphens and a
+    plural are not compared; "timed out" is "timeout"."""
     component: str = ""
     check: str = ""
     version: str = ""
@@ -58,19 +62,43 @@ def ask(question: Question, entries: Iterable[Entry]) -> Iterator[Answer]:
 
 
 def _is_about(entry: Entry, question: Question) -> bool:
+    checks: tuple[str, ...] = ()
     if isinstance(entry, KnownIssue):
         if entry.withdrawn and question.version:
             return False
-        text = f"{entry.id} {entry.title} {entry.symptom}"
-        checks, needed = entry.checks, {need.fact for need in entry.needs}
-    else:
-        text, checks, needed = f"{entry.id} {entry.says}", (), set()
-    concerned = {entry.component, *needed} | (set() if question.version else {*entry.also})
+        checks = entry.checks
+    concerned = {entry.component, *(need.fact for need in entry.needs)}
+    concerned |= set() if question.version else {*entry.also}
     return (
-        all(word.casefold() in text.casefold() for word in question.words)
+        not missing(entry, question.words)
         and question.component in {"", *concerned}
         and question.check in {"", *checks}
     )
+
+
+def missing(entry: Entry, words: Iterable[str]) -> list[str]:
+    """The words that an entry does not have."""
+    text = _text(entry)
+    return [word for word in words if _folded(word).rstrip("s") not in text]
+
+
+def nearest(words: Collection[str], entries: Iterable[Entry]) -> list[Entry]:
+    """The entries that have most of these words, if none has all; first those with the words in the title."""
+    by_lack = {entry.id: (len(missing(entry, words)), entry) for entry in entries}
+    least = min((lack for lack, _ in by_lack.values()), default=0)
+    found = [entry for lack, entry in by_lack.values() if lack == least < len(words)]
+    titled = {entry.id: _folded(f"{entry.id} {entry.title}") for entry in found}
+    return sorted(found, key=lambda entry: -sum(_folded(word) in titled[entry.id] for word in words))
+
+
+def _text(entry: Entry) -> str:
+    symptom = entry.symptom if isinstance(entry, KnownIssue) else ""
+    samples = " ".join(signature.sample for signature in entry.signatures)
+    return _folded(" ".join((entry.id, entry.title, symptom, entry.component, *entry.also, samples)))
+
+
+def _folded(text: str) -> str:
+    return _TIMEOUT.sub("timeout", text.casefold()).replace("-", " ").replace("_", " ")
 
 
 def _of_version(issue: KnownIssue, question: Question) -> Answer | None:

@@ -177,7 +177,9 @@ def load(profile: str) -> Profile:
     """
     path = _find(profile, Path.cwd())
     if path is None:
-        text = f"no such simulator profile{did_you_mean(profile, names())}"
+        text = "no such simulator profile" + (
+            did_you_mean(profile, names()) or "; `gpuipc-doctor list --profiles` names them"
+        )
         raise BadFile([Mistake(Path(profile or '""'), 0, text)])
     return _shipped(path) if path.parent == PROFILES else _Reader(path).profile()
 

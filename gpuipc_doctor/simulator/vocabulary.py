@@ -35,20 +35,25 @@ def calls() -> Mapping[str, Mapping[str, str]]:
 
 
 @cache
-def errors() -> Mapping[str, tuple[int, Mapping[str, str]]]:
-    """Error → (code, backend → the driver's name). All vendors use CUDA's codes, HIP not all of them.
-
-    The key is CUDA's name without its common prefix: ``INVALID_HANDLE``.
-    """
+def described_errors() -> tuple[tuple[int, str, Mapping[str, str]], ...]:
+    """(code, text, backend → the driver's name) of each error. All vendors use CUDA's codes, HIP not all."""
     text = (_SOURCES / "errors.def").read_text()
-    rows = re.findall(r'^ERROR\(\w+, (\d+), "[^"]*",\s+("\w+".*)\)$', text, re.M)
-    columns = ((code, re.findall(r'"(\w+)"|NULL', names)) for code, names in rows)
+    rows = re.findall(r'^ERROR\(\w+, (\d+), "([^"]*)",\s+(.*)\)$', text, re.M)
+    columns = ((int(code), says, re.findall(r'"(\w+)"|NULL', names)) for code, says, names in rows)
+    return tuple(
+        (code, says, {backend: name for backend, name in zip(PREFIXES, names, strict=False) if name})
+        for code, says, names in columns
+    )
+
+
+@cache
+def errors() -> Mapping[str, tuple[int, Mapping[str, str]]]:
+    """Error → (code, backend → the driver's name). The key is CUDA's name without its common prefix:
+    ``INVALID_HANDLE``."""
     return {
-        names[0].removeprefix("CUDA_ERROR_"): (
-            int(code),
-            {backend: name for backend, name in zip(PREFIXES, names, strict=False) if name},
-        )
-        for code, names in columns
+        names["cuda"].removeprefix("CUDA_ERROR_"): (code, names)
+        for code, _, names in described_errors()
+        if "cuda" in names
     }
 
 

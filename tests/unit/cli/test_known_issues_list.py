@@ -50,3 +50,32 @@ def test_contradictions_are_one_line(arguments: tuple[str, ...], says: str) -> N
     ended = CliRunner().invoke(cli, ["known-issues", "list", *arguments])
     assert ended.exit_code != 0
     assert says in (ended.output or str(ended.exception))
+
+
+@pytest.mark.parametrize(
+    "words", [("nccl", "timeout"), ("timeout", "nccl"), ("nccl timeout",), ("NCCL", "timed-out")]
+)
+def test_words_are_found_in_any_order_and_spelling(words: tuple[str, ...]) -> None:
+    assert "pytorch-collective-timeout (message" in listed(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("nccl", "tmieout"), "No entry has 'tmieout'; did you mean 'timeout'?; nearest:"),
+        (("qqq",), "No entry has 'qqq'; without a word, all are listed"),
+        (("nccl", "qqq"), "No entry has 'qqq'; nearest:\n  "),
+        (("mpihc",), "did you mean 'mpich'?"),
+        (("nccl", "timeout", "--check", "ipc-reopen"), "leave an option out"),
+        (("a\x1bb",), "No entry has 'a"),
+    ],
+)
+def test_no_entry_says_the_nearest(words: tuple[str, ...], says: str) -> None:
+    text = listed(*words)
+    assert text.startswith("0 known issues, 0 messages\n")
+    assert says in text
+    assert "\x1b" not in text
+
+
+def test_an_error_of_a_driver_is_found_in_samples() -> None:
+    assert "nvidia-ipc-reopen (error)" in listed("CUDA_ERROR_INVALID_HANDLE")
