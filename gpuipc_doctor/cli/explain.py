@@ -43,7 +43,7 @@ _NAMES = options.complete("checks", "issues")
 @click.argument("words", nargs=-1, required=True, metavar="WORD...", shell_complete=_NAMES)
 @options.config("Add a site's own checks and known issues.")
 def command(words: tuple[str, ...], config_file: Path | None) -> None:
-    """Explain a check, a known issue, a word, a code or a line of a log.
+    """Explain a check, known issue, word, code or line of a log.
 
     A check: which jobs break without it, what to do, how it tests. A known issue: who is affected, symptoms,
     workarounds with their cost, sources. A message: what it means, where to look.

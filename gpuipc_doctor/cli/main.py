@@ -26,7 +26,7 @@ COMMANDS = {
     "diagnose": ("diagnose", "Find known issues in logs and stacks."),
     "drill": ("drill", "Run the checks on simulated faults."),
     "epilog": ("epilog", "After a job: which error counters of the GPUs rose, and what the job left."),
-    "explain": ("explain", "Explain a check, a known issue, a word, a code or a line of a log."),
+    "explain": ("explain", "Explain a check, known issue, word, code or line of a log."),
     "fleet": ("fleet", "Run checks on many nodes; find nodes that fail, differ or do not answer."),
     "inventory": ("inventory", "Show this node's drivers and libraries, with sources."),
     "job": ("job", "Find out which rank of a running job waits for which."),

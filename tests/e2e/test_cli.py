@@ -110,7 +110,7 @@ def test_every_mistake_in_a_file_begins_with_the_programs_name(
 
 
 def test_help_says_that_explain_accepts_known_issues(doctor: Command) -> None:
-    said = "Explain a check, a known issue, a word, a code or a line of a log.\n"
+    said = "Explain a check, known issue, word, code or line of a log.\n"
     assert f"explain       {said}" in doctor("--help").stdout
     assert said in doctor("explain", "--help").stdout
 
