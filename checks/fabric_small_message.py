@@ -7,6 +7,11 @@ is a separate run, so that the failed size is named and the others are still tri
 it passes and MPI fails, the fabric is not the cause.
 
 The provider is the one that MPI would use: that of the adapter, or tcp and shm on a node without an adapter.
+Of device memory on two GPUs, the transport is reported that UCX chose for the largest message, for puts and
+for gets (``UCX_PROTO_INFO``, UCX 1.14 and newer). It is a WARN if messages go through sockets or the host's
+memory although the driver grants peer access: an engine then runs a hundred times slower without an error
+(vLLM's issue 52607: 0.5 instead of 49 GB/s). Puts and gets are not judged: UCX 1.22 emulates gets on CUDA.
+
 If the site config sets ``fabric``, that fabric's provider is used. With ``--nodes 2``, messages are also sent
 between two nodes.
 
@@ -24,6 +29,7 @@ from gpuipc_doctor.api import (
     Context,
     Control,
     Device,
+    Evidence,
     Finding,
     Json,
     Launch,
@@ -33,6 +39,7 @@ from gpuipc_doctor.api import (
     Tier,
     misplaced,
 )
+from gpuipc_doctor.api.fabrics import UCX_DEFAULTS
 from gpuipc_doctor.api.message_sizes import LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
 
 from ._fabric_small_message_tries import (
@@ -67,6 +74,8 @@ class FabricSmallMessage(Check):
     uses_fabric = True
     across = True
     options: ClassVar = {"sizes": SIZES_OPTION}
+    curable_warnings = frozenset({"through-host"})
+    workarounds = UCX_DEFAULTS
     control = Control(
         of="mpi-small-message",
         right="messages arrive without MPI ({check}): suspect MPI, or how MPI moves device memory",
@@ -105,6 +114,7 @@ class FabricSmallMessage(Check):
                 sizes = ctx.options.get("sizes", DEVICE_SIZES)
                 for devices in [(device,) for device in ctx.devices[:1]] if launch else on_devices(ctx):
                     in_device = {**params, "memory": devices[0].backend, "sizes": sizes}
+                    in_device["pair"] = len(devices) > 1
                     yield probe(f"UCX{where}", devices, in_device, launch)
 
     def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
@@ -155,18 +165,58 @@ class FabricSmallMessage(Check):
         if not bad and (said := done.records[CLIENT].get("at_once")):
             says = "{program} failed with all sizes in one run ({said}); each size alone passed"
             yield Finding.warn("failed-at-once", says, program=program, said=said)
+        elif not bad and (slow := through_host(done)):
+            yield slow
         elif not bad:
             yield Finding.ok(
                 "arrived",
                 "messages of {count} sizes {checked} over {routes}",
                 *latencies(right),
                 *chosen(right, done.params["stated"]),
+                *carriers(done.records[CLIENT]),
                 *(f"{other} was not found ({COME_FROM[other]})" for other in done.params["missing"]),
                 measured=measured(program, right),
                 count=len(done.params["sizes"]),
                 checked="arrived correct" if program == "fi_pingpong" else "were delivered",
                 routes=list(dict.fromkeys(message["route"] for message in right)),
             )
+
+
+def through_host(done: ProbeOutcome) -> Finding | None:
+    """The WARN that messages between GPUs with peer access go through the host; None if not shown."""
+    told = done.records[CLIENT]
+    how, by = told.get("carried", {}).get("message", ("", ""))
+    if how != "host" or "copied" not in told or len(done.devices) != 2:
+        return None
+    first, second = done.devices
+    if second.label not in first.peers or first.label not in second.peers:
+        return None
+    set_here = [f"{name}={value}" for name, value in told["chosen"].items()]
+    return Finding.warn(
+        "through-host",
+        "UCX moves device memory between peers by {by}: {speed} GB/s; the driver's copy: {copied} GB/s",
+        *carriers(told),
+        *([Evidence.seen("set here: {settings}", settings=set_here)] if set_here else []),
+        remedy=f"unset {', '.join(told['chosen'])}"
+        if set_here
+        else "use a UCX that has cuda_ipc (AMD: rocm_ipc) in `ucx_info -d`; ranks in containers need one PID "
+        "namespace",
+        by=by,
+        speed=_rounded(told["speed"]),
+        copied=_rounded(told["copied"]),
+    )
+
+
+def carriers(told: Json) -> Iterable[Evidence]:
+    """What carried the largest message, and puts and gets of its size, between two GPUs."""
+    for operation in ("message", "put", "get"):
+        if operation in told.get("carried", {}):
+            by = told["carried"][operation][1]
+            yield Evidence.seen("large {operation}s between the GPUs: {by}", operation=operation, by=by)
+
+
+def _rounded(speed: float) -> float:
+    return float(f"{speed:.3g}")
 
 
 ENDINGS = {

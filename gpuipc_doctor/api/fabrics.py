@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpuipc_doctor.probe_types import Workaround
+
 
 @dataclass(frozen=True, slots=True)
 class FabricKind:
@@ -60,3 +62,10 @@ FABRICS = {
     "none": FabricKind(),
 }
 """A site config's name of a fabric → the fabric."""
+
+UCX_DEFAULTS = (
+    Workaround({"UCX_TLS": "all"}, "UCX chooses among all transports"),
+    Workaround({"UCX_RNDV_THRESH": "auto"}, "UCX chooses the rendezvous threshold"),
+    Workaround({"UCX_RNDV_SCHEME": "auto"}, "UCX chooses the rendezvous scheme"),
+)
+"""Variables that choose what carries large messages in UCX, with their defaults (ucx_info -c)."""

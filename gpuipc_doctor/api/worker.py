@@ -111,14 +111,20 @@ class Fabric(Protocol):
         """
 
     def ping_pong(
-        self, program: str, route: str, sizes: Sequence[int], rounds: int, stated: str | None
+        self,
+        program: str,
+        route: str,
+        sizes: Sequence[int],
+        rounds: int,
+        stated: str | None,
+        operations: Sequence[str] = ("message",),
     ) -> dict[str, Json]:
         """Send messages to the other role's process of ``program`` and back; both roles call it. Only UCX's
-        program takes several ``sizes``.
+        program takes several ``sizes``, and the ``operations`` ``put`` and ``get``.
 
         ``route`` is a libfabric provider, or the kind of memory that UCX sends from. Returns the result of
         `worker.message_pair.judge`; its key ``chosen`` has the variables that make UCX use the ``stated``
-        fabric.
+        fabric, and ``carried`` what carried the largest size: see `worker.ucx_protocols.carried`.
         """
 
 

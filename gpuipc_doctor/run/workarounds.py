@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+from gpuipc_doctor.api.fabrics import UCX_DEFAULTS
 from gpuipc_doctor.knownissues import KnownIssue, affected, cures
 from gpuipc_doctor.model import Evidence, EvidenceKind, Fact, Finding, Json, Status, Trial
 from gpuipc_doctor.probe_types import Probe, ProbeOutcome, Workaround
@@ -87,7 +88,9 @@ def candidates(
         found: dict[object, Workaround] = {}
         of_check = failure.planned.check.workarounds
         for workaround in (*known, *omitted, *(built_in if _failed_in_messages(failure) else ()), *of_check):
-            if workaround.env not in _TAKES_NO_DEVICE_POINTERS and not _is_set(workaround.env):
+            if workaround.env not in _TAKES_NO_DEVICE_POINTERS and not _is_set(
+                workaround.env, failure.planned.probe.env
+            ):
                 found.setdefault((frozenset(workaround.env.items()), workaround.without), workaround)
         return list(found.values())
 
@@ -103,9 +106,14 @@ def _failed_in_messages(failure: Entry) -> bool:
     return blamed is None or any(calls.operation == MPI_INIT for calls in blamed.calls)
 
 
-def _is_set(env: Mapping[str, str]) -> bool:
-    """Whether the user had already set these settings, so that setting them cannot help."""
-    return bool(env) and all(os.environ.get(name) == value for name, value in env.items())
+_DEFAULTS = {name: value for each in UCX_DEFAULTS for name, value in each.env.items()}
+"""Values of variables that are not set."""
+
+
+def _is_set(env: Mapping[str, str], of_probe: Mapping[str, str]) -> bool:
+    """Whether these settings hold already, so that setting them cannot help."""
+    now = {**_DEFAULTS, **os.environ, **of_probe}
+    return bool(env) and all(now.get(name) == value for name, value in env.items())
 
 
 def try_all(log: ResultLog, schedule: Schedule, planner: Planner, candidates: Candidates) -> None:

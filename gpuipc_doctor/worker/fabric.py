@@ -18,15 +18,16 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.node import fabric_devices as devices
 from gpuipc_doctor.node.fabric_programs import environment
 from gpuipc_doctor.vendors import SUPPORTED
-from gpuipc_doctor.worker import cxi_healthcheck, fabric_interfaces, message_pair
+from gpuipc_doctor.worker import cxi_healthcheck, fabric_interfaces, message_pair, ucx_protocols
 
+Told = dict[str, Json]
 Armed = Callable[[str], AbstractContextManager[None]]
 
 _MAX_BYTES = 1 << 18
@@ -107,7 +108,13 @@ class Fabric:
     # -- messages ---------------------------------------------------------------------------------------
 
     def ping_pong(
-        self, program: str, route: str, sizes: Sequence[int], rounds: int, stated: str | None
+        self,
+        program: str,
+        route: str,
+        sizes: Sequence[int],
+        rounds: int,
+        stated: str | None,
+        operations: Sequence[str] = ("message",),
     ) -> dict[str, Json]:
         chosen = {
             name: value
@@ -115,21 +122,27 @@ class Fabric:
             if name not in os.environ
         }
         with tempfile.TemporaryFile("w") as batch:
-            batch.write(message_pair.batch(sizes))
+            batch.write(message_pair.batch(sizes, operations))
             batch.flush()
-            what = sizes[0] if len(sizes) == 1 else f"/dev/fd/{batch.fileno()}"
+            count = len(sizes) * len(operations)
+            what = sizes[0] if count == 1 else f"/dev/fd/{batch.fileno()}"
             command = message_pair.command(program, route, what, rounds)
-            ours, theirs = self._end(command, chosen, rounds, len(sizes), (batch.fileno(),))
+            judge = partial(_told, rounds=rounds, sizes=count, nbytes=max(sizes))
+            ours, theirs = self._end(command, chosen, judge, (batch.fileno(),))
         self._other().send(ours)
-        return {**message_pair.worse_of(ours, theirs or self._other().recv()), "chosen": chosen}
+        theirs = theirs or self._other().recv()
+        found = [*ours.get("protocols", ()), *theirs.get("protocols", ())]
+        told = message_pair.worse_of(ours, theirs)
+        told.pop("protocols", None)
+        ipc = SUPPORTED[route].mpi.ucx_ipc if route in SUPPORTED else ""
+        return {**told, "chosen": chosen, "carried": ucx_protocols.carried(found, ipc) if ipc else {}}
 
     def _end(
-        self, command: Sequence[str], env: Mapping[str, str], rounds: int, sizes: int, fds: Sequence[int]
-    ) -> tuple[dict[str, Json], dict[str, Json] | None]:
+        self, command: Sequence[str], env: Mapping[str, str], told: Callable[..., Told], fds: Sequence[int]
+    ) -> tuple[Told, Told | None]:
         """The result of this end's program, and the other end's result if it arrived first."""
         program, serves, port = command[0], self._place == 0, 0
-        has_result = message_pair.has_result(program, serves=serves)
-        judge = partial(message_pair.judge, rounds=rounds, has_result=has_result, sizes=sizes)
+        judge = partial(told, has_result=message_pair.has_result(program, serves=serves))
         if serves:
             port = _free_port()
             _listens(port)  # before anything is armed: a kernel that does not tell is no fault of the program
@@ -140,7 +153,7 @@ class Fabric:
             return message_pair.no_listener(), None
         with self._armed(Path(program).name), tempfile.TemporaryFile() as output:
             try:
-                process = self._start(command, output, env, fds)
+                process = self._start(command, output, {"UCX_PROTO_INFO": "y", **env}, fds)
             except OSError as error:
                 if serves:
                     self._other().send(None)
@@ -197,6 +210,14 @@ class Fabric:
                 first = self._place % len(devices)
                 rotated[name] = ",".join([*devices[first:], *devices[:first]])
         return {name: value for name, value in rotated.items() if value}
+
+
+def _told(returncode: int, text: str, *, nbytes: int, **how: Any) -> Told:
+    """The result of an end, and UCX's protocols for its longest messages."""
+    return {
+        **message_pair.judge(returncode, text, **how),
+        "protocols": list[Json](ucx_protocols.rows(text, nbytes)),
+    }
 
 
 def _text(output: IO[bytes]) -> str:

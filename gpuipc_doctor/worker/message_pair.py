@@ -15,6 +15,7 @@ from pathlib import Path
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.supervise.tree import signal_name
 from gpuipc_doctor.vendors import SUPPORTED
+from gpuipc_doctor.worker import ucx_protocols
 
 RIGHT = "right"
 
@@ -42,8 +43,8 @@ CANNOT_EXECUTE = 126
 _LOADER = re.compile(r"error while loading shared libraries|symbol lookup error|version `\S+' not found")
 """Messages of the dynamic loader (glibc, elf/rtld.c and elf/dl-version.c) before the program starts."""
 
-_DECORATION = re.compile(r"^[+|].*|^\[[\d.]+\] \[[^]]+\]\s+\S+\s+UCX\s+\w+\s+")
-"""Text to ignore: tables of ``ucx_perftest``, and the prefix of UCX's log lines."""
+_DECORATION = re.compile(r"^(?:\[[\d.]+\] \[[^]]+\]\s+)?[+|].*|^\[[\d.]+\] \[[^]]+\]\s+\S+\s+UCX\s+\w+\s+")
+"""Text to ignore: tables of ``ucx_perftest`` and of UCX's protocols, and the prefix of UCX's log lines."""
 
 
 _TOLD_SIGNAL = re.compile(r"terminated with signal (\d+)|Caught signal (\d+)")
@@ -61,9 +62,10 @@ def command(program: str, route: str, nbytes: int | str, rounds: int) -> list[st
     return [program, "-t", "tag_lat", "-m", memory, size, str(nbytes), "-n", str(rounds), "-w", "1"]
 
 
-def batch(sizes: Sequence[int]) -> str:
-    """Text of the file with which ``ucx_perftest`` sends messages of several sizes in one run."""
-    return "".join(f"{nbytes}B -s {nbytes}\n" for nbytes in sizes)
+def batch(sizes: Sequence[int], operations: Sequence[str]) -> str:
+    """Text of the file with which ``ucx_perftest`` does several operations and sizes in one run."""
+    tests = ((ucx_protocols.OPERATIONS[operation], nbytes) for operation in operations for nbytes in sizes)
+    return "".join(f"{test}_{nbytes}B -t {test} -s {nbytes}\n" for test, nbytes in tests)
 
 
 def transports(program: str, route: str, stated: str | None) -> dict[str, str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api import Context, Probe, ProbeOutcome
+from gpuipc_doctor.api import Context, Device, Probe, ProbeOutcome
 from gpuipc_doctor.model import Finding, Json, Status, Tier
 from gpuipc_doctor.probe_types import Ending, FabricStack, Launch, Program, RoleOutcome
 from gpuipc_doctor.report import sentences
@@ -180,3 +181,55 @@ def test_other_failures_are_not_rerun(ending: Ending, records: dict[str, Json], 
     params = {"program": "/usr/bin/fi_pingpong", "sizes": SIZES, "failed": [], "env": {}}
     outcome = ProbeOutcome("libfabric", (), params, {"client": role}, blamed, 1.0)
     assert not list(check("fabric-small-message").again(outcome))
+
+
+PEERS = tuple(replace(gpu, peers=frozenset({"cuda:0", "cuda:1"}) - {gpu.label}) for gpu in TWO)
+
+
+def carried(
+    how: str, by: str, devices: tuple[Device, ...] = PEERS, chosen: dict[str, str] | None = None
+) -> Finding:
+    params: dict[str, Any] = {
+        "program": "/usr/bin/ucx_perftest",
+        "sizes": [4 << 20],
+        "failed": [],
+        "missing": [],
+        "stated": None,
+        "across": False,
+    }
+    told = {"message": [how, by], "put": ["peer", "cuda_ipc"]}
+    client = {"tries": [one(4 << 20, route="cuda")], "node": "n1", "carried": told, "chosen": chosen or {}}
+    client |= {"speed": 0.512, "copied": 41.26} if how == "host" else {"speed": 40.0}
+    [finding] = conclude(
+        "fabric-small-message", {"server": {"node": "n1"}, "client": client}, devices, "UCX", **params
+    )
+    return finding
+
+
+@pytest.mark.parametrize("by", ["tcp", "sysv", "host memory"])
+def test_device_memory_through_the_host_between_peers_warns_with_both_speeds(by: str) -> None:
+    finding = carried("host", by, chosen={"UCX_TLS": "tcp,self,cuda_copy"})
+    assert (finding.status, finding.key) == (Status.WARN, "through-host")
+    said = f"UCX moves device memory between peers by {by}: 0.512 GB/s; the driver's copy: 41.3 GB/s"
+    assert sentences.summary(finding) == said
+    assert "set here: UCX_TLS=tcp,self,cuda_copy" in sentences.evidence(finding)
+    assert finding.remedy == "unset UCX_TLS"
+    assert "ucx_info -d" in carried("host", by).remedy
+
+
+@pytest.mark.parametrize(
+    ("how", "by", "devices"),
+    [
+        ("peer", "cuda_ipc", PEERS),
+        ("other", "rc_mlx5", PEERS),
+        ("host", "tcp", TWO),
+        ("host", "tcp", (PEERS[0], TWO[1])),
+    ],
+)
+def test_transport_is_evidence_where_nothing_better_is_granted(
+    how: str, by: str, devices: tuple[Device, ...]
+) -> None:
+    finding = carried(how, by, devices)
+    assert finding.status is Status.PASS
+    assert f"large messages between the GPUs: {by}" in sentences.evidence(finding)
+    assert "large puts between the GPUs: cuda_ipc" in sentences.evidence(finding)

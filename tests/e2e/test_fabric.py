@@ -214,6 +214,51 @@ def test_ucx_delivers_in_host_and_simulated_device_memory(tmp_path: Path) -> Non
     assert sentences.summary(told["cuda:0"]) == "messages of 3 sizes were delivered over cuda"
 
 
+def between(directory: Path, node: str) -> Finding:
+    """The finding of UCX's messages between the two GPUs of a healthy node."""
+    (directory / "node.yaml").write_text(
+        f"description: UCX\nextends: {node}\nfabric: {{}}\nexpect: {{exit: 0}}\n"
+    )
+    command = ("fabric-small-message", "--simulate", str(directory / "node.yaml"), "--backend", "cuda")
+    report, _ = check(*command, "--config", with_sizes(directory, [16, 4 << 20]))
+    [finding] = [result.finding for result in report.results if len(result.devices) == 2]
+    return finding
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("ucx")
+def test_device_memory_by_tcp_between_peers_warns_and_the_setting_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp,self,cuda_copy")
+    finding = between(tmp_path, "healthy-cuda")
+    assert (finding.status, finding.key) == (Status.WARN, "through-host")
+    assert "between peers by tcp: " in sentences.summary(finding)
+    told = sentences.evidence(finding)
+    assert "set here: UCX_TLS=tcp,self,cuda_copy" in told
+    assert [line for line in told if line.startswith("Tried UCX_TLS=all: helps, ") and "GB/s" in line]
+
+
+@pytest.mark.full
+@pytest.mark.mpi
+@pytest.mark.usefixtures("ucx")
+@pytest.mark.parametrize(
+    ("node", "settings", "by"),
+    [
+        ("healthy-cuda", {}, "cuda_ipc"),
+        ("no-peer-access", {"UCX_TLS": "tcp,self,cuda_copy"}, "tcp"),
+    ],
+)
+def test_transport_of_device_memory_is_evidence_where_nothing_better_is_granted(
+    node: str, settings: dict[str, str], by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    finding = between(tmp_path, node)
+    assert finding.status is Status.PASS
+    assert f"large messages between the GPUs: {by}" in sentences.evidence(finding)
+
+
 @pytest.mark.mpi
 @pytest.mark.usefixtures("ucx")
 def test_messages_from_device_memory_show_the_simulated_drivers_faults(tmp_path: Path) -> None:
