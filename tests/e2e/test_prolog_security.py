@@ -164,7 +164,13 @@ def test_processes_have_only_our_variables(hung: tuple[Path, Path]) -> None:
         "SLURM_JOB_COMMENT": "$(reboot)",
     }
     own = {*isolation.OWN, *isolation.KEPT, MARKER, "CUDA_VISIBLE_DEVICES", "OPENBLAS_NUM_THREADS"}
-    of_simulator = {"LD_LIBRARY_PATH", "GPUIPC_SIM_NODE", "GPUIPC_SIM_STATE", "ROCM_PATH"}
+    of_simulator = {
+        "LD_LIBRARY_PATH",
+        "GPUIPC_SIM_NODE",
+        "GPUIPC_SIM_STATE",
+        "ROCM_PATH",
+        "I_MPI_OFFLOAD_MODE",
+    }
     command = [*ISOLATED, "prolog", "--config", str(config), "--budget", "30"]
     with subprocess.Popen(command, env=hostile, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
         seen: dict[str, set[str]] = {}
