@@ -53,11 +53,12 @@ def command(ctx: click.Context, /, **given: Any) -> None:
             report = engine.run(request, config, node, watcher)
         exit_code = exits.code(report, strict=asked.strict, nagios=asked.exit_style == "nagios")
         written = _write(report, file, exit_code)
+        written = _draw(report, asked.plots) and written
+        exit_code = exit_code if written else exit_code or Exit.INTERNAL
         click.echo(_text(asked, report, exit_code, earlier), nl=False)
         if asked.all_checks and not asked.for_programs and asked.exit_style == "default":
             _name_example(report)
-        written = _draw(report, asked.plots) and written
-    ctx.exit(exit_code if written else exit_code or Exit.INTERNAL)
+    ctx.exit(exit_code)
 
 
 def _prepare_output(asked: CheckOptions) -> writing.OutputFile | None:

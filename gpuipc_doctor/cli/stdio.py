@@ -35,8 +35,8 @@ def give_up(number: int) -> None:
 
 
 def has_color() -> bool:
-    """Whether standard output is a terminal and the user allows colours (no-color.org)."""
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    """Whether standard output is a terminal with colours, and the user allows them (no-color.org)."""
+    return can_redraw(sys.stdout) and "NO_COLOR" not in os.environ
 
 
 def can_redraw(stream: IO[str]) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypedDict
 from xml.etree import ElementTree
 
-from gpuipc_doctor.fleet.fleet_content import head, judged, known_bad, skipped_together
+from gpuipc_doctor.fleet.fleet_content import head, judged, known_bad, skipped_together, verdict
 from gpuipc_doctor.fleet.fold import (
     COMPLAINTS,
     REMEDIES,
@@ -99,7 +99,8 @@ def html(fleet: Fleet) -> str:
     }
     return page(
         "fleet.html",
-        title=counted(len(fleet.reports), "node"),
+        title=verdict(fleet),
+        nodes_count=counted(len(fleet.reports), "node"),
         simulated=_set(fleet, fleet.simulated),
         fleet=fleet,
         most=PAGE_ROWS,

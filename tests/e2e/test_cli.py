@@ -169,6 +169,7 @@ def test_report_that_cannot_be_written_is_still_printed(doctor: Command) -> None
     ended = doctor("check", "driver-init", "--simulate", "healthy-single", "--output", "/dev/full")
     assert ended.returncode == 1
     assert "driver-init" in ended.stdout
+    assert ended.stdout.splitlines()[-1].endswith(" exit 1")
     assert "--output was not written: No space left on device" in ended.stderr
 
 

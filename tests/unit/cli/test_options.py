@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from gpuipc_doctor.cli import options
+from gpuipc_doctor.cli import options, stdio
 from gpuipc_doctor.cli.main import cli
 
 
@@ -60,3 +60,23 @@ def test_empty_name_is_refused(command: str, parameter: str) -> None:
     assert ended.exit_code == 2
     (line,) = [line for line in ended.output.splitlines() if "empty" in line]
     assert line == f"Error: Invalid value for '{parameter}': the name is empty"
+
+
+@pytest.mark.parametrize(
+    ("variables", "has"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "dumb"}, False),
+        ({}, False),
+        ({"TERM": "xterm", "NO_COLOR": ""}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_have_them(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], has: bool
+) -> None:
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert stdio.has_color() is has

@@ -105,6 +105,27 @@ def test_important_parts_are_visible_at_1280_pixels(
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("width", [400, 360])
+def test_everything_fits_a_telephone(browser: Browser, tmp_path: Path, width: int) -> None:
+    pages = {"sample": a_fleet(), **{state: ten_thousand(**those)[:600] for state, those in STATES.items()}}
+    for name, reports in pages.items():
+        browser.open(written(tmp_path, name, reports), width=width)
+        assert browser.ask("document.documentElement.scrollWidth") <= width
+        cells = "[...document.querySelectorAll('h1, p, th, td, article, input')]"
+        parts = f"{cells}.filter(one => one.checkVisibility() && !one.closest('.scroll'))"
+        assert browser.ask(f"Math.max(...{parts}.map(one => one.getBoundingClientRect().right))") <= width
+        browser.picture(f"fleet-{name}-{width}.png")
+
+
+def test_page_begins_with_the_verdict() -> None:
+    page = fleet_exports.html(fold.fold(a_fleet()))
+    verdict = re.search("<h1>(.*?)</h1>", page)
+    assert verdict
+    assert re.match(r"REJECT \d+ \(.*\), CANNOT TELL \d+ \(.*\), ACCEPT \d+$", verdict[1])
+    assert f"<title>{verdict[1]}</title>" in page
+
+
+@pytest.mark.browser
 def test_headers_sort_by_severity_with_the_keyboard(browser: Browser, tmp_path: Path) -> None:
     browser.open(written(tmp_path, "page", a_fleet()))
     seen = (
