@@ -9,6 +9,9 @@ direction by their data sheets, if NVML reports that all links of each GPU are a
 A site's own limit holds instead. Of other GPUs and links nothing is said: between directly linked GPUs and
 over PCIe, a healthy node may have any fraction.
 
+If variables keep NCCL from peer access that the driver grants between all GPUs, so that data go through the
+host, this is a WARN, and each variable is tried at a value that allows it.
+
 All collective checks share one launch.
 """
 
@@ -26,8 +29,10 @@ from gpuipc_doctor.api import (
     Subject,
 )
 from gpuipc_doctor.api.health_rows import LINK_RATES, LINKS
+from gpuipc_doctor.collective import channels
 from gpuipc_doctor.collective.bandwidth import SIZES, SMALL, Pair, bus, slow
 from gpuipc_doctor.collective.launch import CollectiveCheck, take_part
+from gpuipc_doctor.collective.transport_switches import PEER_DEFAULTS
 
 __all__ = ["take_part"]
 
@@ -36,6 +41,8 @@ class CollectiveSpeed(CollectiveCheck):
     id = "collective-speed"
     title = "latency and bandwidth of NCCL or RCCL, together and by pair"
     subject = Subject.COLLECTIVES
+    workarounds = PEER_DEFAULTS
+    curable_warnings = frozenset({"through-host"})
     disturbed = frozenset({"slow-pair", "below-site-limit", "below-reference"})
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
@@ -44,6 +51,8 @@ class CollectiveSpeed(CollectiveCheck):
         measured = list(_measured(figures, pairs, len(done.roles)))
         values: dict[str, Json] = {"latency": figures["latency"], "small": SMALL}
         evidence = [Evidence.measured("{figure}", figure=line) for line in _by_pair(pairs, done)]
+        if found_channels := channels.in_words(_channels(done)):
+            evidence.append(Evidence.seen("carried by {channels}", channels=found_channels))
         if below := list(_below(done, figures, pairs)):
             says = "{below}; {where} demands at least {least} GB/s"
             remedy = "compare with an earlier report (`compare`) and with other nodes (`fleet report`)"
@@ -70,6 +79,21 @@ class CollectiveSpeed(CollectiveCheck):
                 slow=[f"{done.devices[pair.a].label} and {done.devices[pair.b].label}" for pair in found],
                 rate=_gb(min(pair.rate for pair in found)),
                 usual=_gb(usual),
+                **values,
+            )
+        elif past := _past_peers(done):
+            by, settings = past
+            yield Finding.warn(
+                "through-host",
+                "{library} moves device memory between peers by {by}, with {settings} set: {bus} GB/s bus "
+                "bandwidth",
+                *evidence,
+                remedy=f"unset {', '.join(setting.partition('=')[0] for setting in settings)}",
+                measured=measured,
+                library=done.params["name"],
+                by=by,
+                settings=settings,
+                bus=_gb(bus(len(done.roles), figures["nbytes"], figures["seconds"])),
                 **values,
             )
         elif reference := _half_missed(done, figures):
@@ -118,6 +142,24 @@ def _below(done: ProbeOutcome, figures: Json, pairs: list[Pair]) -> Iterator[tup
     if slowest and "pair" in least and slowest.rate < least["pair"] * 1e9:
         a, b = (done.devices[rank].label for rank in (slowest.a, slowest.b))
         yield f"{_gb(slowest.rate):g} GB/s between {a} and {b}", least["pair"]
+
+
+def _channels(done: ProbeOutcome) -> dict[str, int]:
+    return channels.most(rank.get("channels", {}) for rank in done.records.values())
+
+
+def _past_peers(done: ProbeOutcome) -> tuple[str, list[str]] | None:
+    """What carries data between GPUs that all have peer access, if it is the host and variables are set.
+
+    Without these variables the library knows why: by default NCCL uses no peer access across sockets.
+    """
+    labels = {device.label for device in done.devices}
+    granted = all(labels - {device.label} <= device.peers for device in done.devices)
+    found, rank = _channels(done), done.records["rank 0"]
+    past = [name for name in found if name.startswith(("SHM", "NET"))]
+    if not (past and granted and rank.get("chosen") and "seconds" in rank["speed"]):
+        return None
+    return " and ".join(past), [f"{name}={value}" for name, value in rank["chosen"].items()]
 
 
 def _half_missed(done: ProbeOutcome, figures: Json) -> tuple[str, int, float] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpuipc_doctor.api import (
@@ -20,6 +21,7 @@ from gpuipc_doctor.api import (
 )
 from gpuipc_doctor.collective import as_used, bandwidth, channels, communicators, data
 from gpuipc_doctor.collective.all_ranks import AllRanks
+from gpuipc_doctor.collective.transport_switches import PEER_DEFAULTS
 
 DEADLINE_S = 30.0
 """Limit of one call. On eight H200s the first communicator takes 2.4 s."""
@@ -169,6 +171,7 @@ def _split(
 
 def _tell_transports(w: Worker, ranks: AllRanks, library: Collectives) -> None:
     found = channels.by_transport(library.log())
-    w.record(channels=found)
+    names = [name for each in PEER_DEFAULTS for name in each.env]
+    w.record(channels=found, chosen={name: os.environ[name] for name in names if name in os.environ})
     if ranks.rank == 0 and found:
         w.observe(Observed.TRANSPORTS, channels.in_words(found))

@@ -17,3 +17,9 @@ CONTROLS = (
     Workaround({"NCCL_SHM_DISABLE": "1"}, "without shared memory of the host", part="shared memory"),
 )
 """Settings, each tried alone, and what then carries the data."""
+
+PEER_DEFAULTS = (
+    Workaround({"NCCL_P2P_DISABLE": "0"}, "peer-to-peer where the library finds it possible"),
+    Workaround({"NCCL_P2P_LEVEL": "SYS"}, "peer-to-peer between any two GPUs of the node"),
+)
+"""Variables that keep GPUs from peer-to-peer; each is tried where it has another value."""

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from gpuipc_doctor.api.fabrics import UCX_DEFAULTS
+from gpuipc_doctor.collective.transport_switches import PEER_DEFAULTS
 from gpuipc_doctor.knownissues import KnownIssue, affected, cures
 from gpuipc_doctor.model import Evidence, EvidenceKind, Fact, Finding, Json, Status, Trial
 from gpuipc_doctor.probe_types import Probe, ProbeOutcome, Workaround
@@ -106,7 +107,7 @@ def _failed_in_messages(failure: Entry) -> bool:
     return blamed is None or any(calls.operation == MPI_INIT for calls in blamed.calls)
 
 
-_DEFAULTS = {name: value for each in UCX_DEFAULTS for name, value in each.env.items()}
+_DEFAULTS = {name: value for each in (*UCX_DEFAULTS, *PEER_DEFAULTS) for name, value in each.env.items()}
 """Values of variables that are not set."""
 
 

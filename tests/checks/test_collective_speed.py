@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,7 +42,10 @@ def test_slow_pair_is_a_warning_that_names_it() -> None:
 
 def test_two_gpus_have_one_pair() -> None:
     finding = judged({**SPEED, "pairs": [[0, 1, 242e9]]}, TWO)
-    assert evidence(finding) == ("between the two: 242 GB/s in the slower direction",)
+    assert evidence(finding) == (
+        "between the two: 242 GB/s in the slower direction",
+        "carried by 24 channels P2P/CUMEM",
+    )
 
 
 def test_one_gpu_has_a_latency_only() -> None:
@@ -115,3 +119,40 @@ def linked(gpus: list[Any], speed: dict[str, Any], number: int, **params: Any) -
     records = ranks({"speed": speed, "linked": gpus}, number=number)
     (finding,) = conclude("collective-speed", records, devices, **{**PARAMS, "room": 1 << 30, **params})
     return finding.status, finding.key
+
+
+PEERS = tuple(
+    replace(one, peers=frozenset(other.label for other in FOUR if other is not one)) for one in FOUR
+)
+
+
+def carried(by: str, chosen: dict[str, str], devices: Any = PEERS) -> Finding:
+    told = {"speed": SPEED, "channels": {by: 4}, "chosen": chosen}
+    (finding,) = conclude("collective-speed", ranks(*[told] * 4), devices, **PARAMS)
+    assert f"carried by 4 channels {by}" in evidence(finding)
+    return finding
+
+
+@pytest.mark.parametrize("by", ["SHM/direct/direct", "NET/Socket/0"])
+def test_host_between_peers_by_a_setting_warns_with_speed_and_setting(by: str) -> None:
+    finding = carried(by, {"NCCL_P2P_DISABLE": "1"})
+    assert (finding.status, finding.key) == (Status.WARN, "through-host")
+    assert summary(finding) == (
+        f"NCCL moves device memory between peers by {by}, with NCCL_P2P_DISABLE=1 set: 336 GB/s bus bandwidth"
+    )
+    assert finding.remedy == "unset NCCL_P2P_DISABLE"
+
+
+@pytest.mark.parametrize(
+    ("by", "chosen", "devices"),
+    [
+        ("P2P/CUMEM", {"NCCL_P2P_DISABLE": "0"}, PEERS),
+        ("SHM/direct/direct", {}, PEERS),  # NCCL's own choice, as across sockets
+        ("SHM/direct/direct", {"NCCL_P2P_DISABLE": "1"}, FOUR),  # no peer access
+        ("SHM/direct/direct", {"NCCL_P2P_DISABLE": "1"}, (*PEERS[:3], FOUR[3])),
+    ],
+)
+def test_transport_is_evidence_where_no_setting_keeps_from_a_peer(
+    by: str, chosen: dict[str, str], devices: Any
+) -> None:
+    assert carried(by, chosen, devices).status is Status.PASS

@@ -122,6 +122,16 @@ def test_pass_says_what_was_compared_and_by_which_transport(tmp_path: Path) -> N
 
 
 @pytest.mark.cuda
+def test_setting_that_keeps_peers_apart_warns_and_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    report, _ = check("collective-speed", "--simulate", "collectives-two", "--backend", "cuda")
+    [finding] = [each.finding for each in report.results if each.check == "collective-speed"]
+    assert (finding.status, finding.key) == (Status.WARN, "through-host")
+    told = sentences.evidence(finding)
+    assert [line for line in told if line.startswith("Tried NCCL_P2P_DISABLE=0: helps, ") and "GB/s" in line]
+
+
+@pytest.mark.cuda
 def test_checks_share_one_launch(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     report, code = found_on(profile.load("collectives-two"), tmp_path, *CHECKS, "--keep-logs", str(logs))
