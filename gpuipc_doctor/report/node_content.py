@@ -1,4 +1,4 @@
-"""Content of a node's screen: header, health matrix, an entry for each bad finding, totals."""
+"""Content of a node's screen: header, an entry for each bad finding, health matrix, SKIPs, totals."""
 
 from __future__ import annotations
 
@@ -163,8 +163,10 @@ def blocks(report: Report, exit_code: int, news: Sequence[Block] = ()) -> Iterat
         top = []
     yield from news
     yield Group((*top, *_header(report)))
+    shown = merged_results.paragraphs(report)
+    yield from _findings(report, shown)
     yield from _matrix(report)
-    yield from _findings(report)
+    yield from _skips(report, [paragraph for paragraph in shown if paragraph.status is Status.SKIP])
     yield Group(tuple(_totals(report, exit_code)))
 
 
@@ -275,46 +277,47 @@ def _cell(results: Iterable[Result]) -> Cell:
 
 
 def _pairs_cell(results: Sequence[Result]) -> Cell:
-    """The cell for pairs: ``12/12`` if all pass, else the number with the worst status (``FAIL 2/12``)."""
+    """The cell for pairs: their status if it is the same (``PASS``), else how many have the worst
+    (``FAIL 2/12``)."""
     pairs = by_key((result.devices, result) for result in results if len(result.devices) == 2)
     statuses = Counter(status for status in map(merged_results.worst, pairs.values()) if status)
     if not statuses:
         return EMPTY
     bad = max(statuses, key=lambda status: status.severity)
-    count = f"{statuses[bad]}/{len(pairs)}"
-    return count if bad is Status.PASS else f"{bad.value} {count}", bad.value
+    is_of_all = statuses[bad] == len(pairs)
+    return bad.value if is_of_all else f"{bad.value} {statuses[bad]}/{len(pairs)}", bad.value
 
 
 # -- findings: what failed, at which call, which known issue it is, what to do -------------------------------
 
 
-def _findings(report: Report) -> Iterator[Block]:
-    """Entries, worst first; then first aid, known issues without an entry, and SKIPs.
-
-    In a whole run, SKIPs are one paragraph without remedies; who names a check gets these.
-    """
-    shown = merged_results.paragraphs(report)
-    skips: list[Entry] = []
-    reasons: list[str] = []
+def _findings(report: Report, shown: Sequence[Paragraph]) -> Iterator[Block]:
+    """Entries, worst first; then first aid and known issues without an entry."""
     for paragraph, told in described(shown):
-        finding, heading = paragraph.finding, title(report, paragraph)
-        if paragraph.status is Status.SKIP:
-            others = ", and so on" if paragraph.figures_differ else ""
-            why = f"{heading}: {sentences.summary(finding)}{others}"
-            reasons.append(why)
-            skips.append(Entry(paragraph.status.value, why, (do(finding.remedy),)))
-        else:
-            yield Entry(paragraph.status.value, heading, tuple(_body(report, paragraph, told)))
+        if paragraph.status is not Status.SKIP:
+            body = tuple(_body(report, paragraph, told))
+            yield Entry(paragraph.status.value, title(report, paragraph), body)
     if report.whole and (aid := first_aid.of_report(report)):
         yield aid
     for join in merged_results.loose_joins(report, shown):
         about = Item("; ".join(filter(None, (join.title, join.reason))), hang=0)
         yield Entry(join.relation.value.upper(), join.issue, (about, do(join.remedy)))
+
+
+def _skips(report: Report, shown: Sequence[Paragraph]) -> Iterator[Block]:
+    """What was not tested. In a whole run, one paragraph without remedies; who names a check gets these."""
+    reasons = [
+        f"{title(report, paragraph)}: {sentences.summary(paragraph.finding)}"
+        + ", and so on" * paragraph.figures_differ
+        for paragraph in shown
+    ]
     if report.whole and len(reasons) > 1:
         hint = "To see what would make one run: gpuipc-doctor check NAME"
         yield Entry(Status.SKIP.value, "not tested, because:", (*map(Item, reasons), Item(hint)))
     else:
-        yield Group(tuple(skips))
+        remedies = (do(paragraph.finding.remedy) for paragraph in shown)
+        entries = zip(reasons, remedies, strict=True)
+        yield Group(tuple(Entry(Status.SKIP.value, why, (remedy,)) for why, remedy in entries))
 
 
 def described(shown: Iterable[Paragraph]) -> Iterator[tuple[Paragraph, Container[str]]]:

