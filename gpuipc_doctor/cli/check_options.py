@@ -31,8 +31,8 @@ add = options.table(
                  help="Probe only this device: cuda:0, a uuid, or an index if only one driver is found. "
                       "May be repeated."),
     click.option("--verbose", "-v", is_flag=True,
-                 help="Also print how GPUs reach each other, the verdict on each pair, and how many "
-                      "processes ran; with --dry-run, each probe."),
+                 help="Also print the checks that passed or were skipped, how GPUs reach each other, the "
+                      "verdict on each pair, and how many processes ran; with --dry-run, each probe."),
     click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the matrix."),
     click.option("--summary", is_flag=True,
                  help="Print the summary that `fleet` reads. On ERROR, FAIL or --json, the JSON report "

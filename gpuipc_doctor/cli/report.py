@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,9 @@ _of_ticket = options.table(
     json="",
 )
 @click.option(
+    "--verbose", "-v", is_flag=True, help="In the matrix, show each check, also passed and skipped."
+)
+@click.option(
     "--output",
     type=options.FilePath(),
     metavar="FILE",
@@ -48,7 +52,9 @@ _of_ticket = options.table(
 )
 @_of_ticket
 @click.pass_context
-def command(ctx: click.Context, /, *, file: Path, form: str, output: Path | None, **asked: Any) -> None:
+def command(
+    ctx: click.Context, /, *, file: Path, form: str, verbose: bool, output: Path | None, **asked: Any
+) -> None:
     """Print a saved report.
 
     FILE is written by `gpuipc-doctor check --output FILE`; for a ticket also by `gpuipc-doctor job --save
@@ -68,8 +74,8 @@ def command(ctx: click.Context, /, *, file: Path, form: str, output: Path | None
     if form == "c":
         text = _program(file)
     else:
-        writers = {
-            "matrix": node_content.screen,
+        writers: dict[str, formats.Writer] = {
+            "matrix": partial(node_content.screen, verbose=verbose),
             "markdown": node_content.ticket,
             "html": node_exports.html,
             "junit": node_exports.junit,

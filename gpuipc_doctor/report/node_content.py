@@ -86,13 +86,13 @@ def screen(
 ) -> str:
     """The screen in lines of at most ``width`` columns, ending in a newline.
 
-    ``exit_code`` is the run's exit code; if it is not given, it is that of the default style. ``verbose``:
-    also how each GPU reaches the others, and what the run waited for. ``pairs``: the verdict on each pair of
-    GPUs, which ``verbose`` has if pairs were tested. ``news``: what is new since an earlier
-    report, for the top.
+    ``exit_code`` is the run's exit code; if it is not given, it is that of the default style. Of a whole run,
+    the checks that passed or were skipped are numbers. ``verbose``: each of them, how each GPU reaches the
+    others, and what the run waited for. ``pairs``: the verdict on each pair of GPUs, which ``verbose`` has if
+    pairs were tested. ``news``: what is new since an earlier report, for the top.
     """
     code = exits.code(report) if exit_code is None else exit_code
-    shown = [*blocks(report, code, news)]
+    shown = [*blocks(report, code, news, full=verbose or not report.whole)]
     if verbose:
         shown[-1:-1] = [*(Table(tuple(rows)) for rows in gpu_ways(report)), *_waits(report)]
     if pairs or (verbose and p2p.rows(report)):
@@ -155,8 +155,8 @@ def _reason(report: Report, counts: Counter[Status]) -> str:
     return "nothing was tested" if report.nothing_tested else f"{counts[Status.PASS]} checks passed"
 
 
-def blocks(report: Report, exit_code: int, news: Sequence[Block] = ()) -> Iterator[Block]:
-    """The screen's blocks, in order; ``news`` follow the verdict."""
+def blocks(report: Report, exit_code: int, news: Sequence[Block] = (), full: bool = True) -> Iterator[Block]:
+    """The screen's blocks, in order; ``news`` follow the verdict. ``full``: with all checks and reasons."""
     top = [*_simulated(report)]
     if acceptance.applies(report):
         yield Group((*top, acceptance.heading(acceptance.verdict(report), acceptance.reason(report))))
@@ -165,8 +165,11 @@ def blocks(report: Report, exit_code: int, news: Sequence[Block] = ()) -> Iterat
     yield Group((*top, *_header(report)))
     shown = merged_results.paragraphs(report)
     yield from _findings(report, shown)
-    yield from _matrix(report)
-    yield from _skips(report, [paragraph for paragraph in shown if paragraph.status is Status.SKIP])
+    yield from _matrix(report, full=full)
+    if full:
+        yield from _skips(report, [paragraph for paragraph in shown if paragraph.status is Status.SKIP])
+    else:
+        yield Group(tuple(_counted(report)))
     yield Group(tuple(_totals(report, exit_code)))
 
 
@@ -221,10 +224,26 @@ def _totals(report: Report, exit_code: int) -> Iterator[Block]:
 # -- the matrix: checks by devices, and columns for pairs and the node if checks have such results -----------
 
 
-def _matrix(report: Report) -> Iterator[Grid]:
-    """The matrix of results. On a narrow page, devices with equal results share a column (``cuda:0-2,4-7``).
-    A few pairs that failed have columns of their own."""
-    checks = {check: found for check, found in by_check(report).items() if not _is_not_begun(found)}
+def _counted(report: Report) -> Iterator[Entry]:
+    """A line each on the checks that passed and that were skipped."""
+    counts = merged_results.totals(report)
+    for status, says in ((Status.PASS, "passed; -v shows each"), (Status.SKIP, "not tested; -v says why")):
+        if counts[status]:
+            yield Entry(status.value, f"{counted(counts[status], 'check')} {says}")
+
+
+def _matrix(report: Report, *, full: bool = True) -> Iterator[Grid]:
+    """The matrix of results; unless ``full``, of the checks that neither passed nor were skipped.
+
+    On a narrow page, devices with equal results share a column (``cuda:0-2,4-7``). A few pairs that failed
+    have columns of their own.
+    """
+    checks = {
+        check: found
+        for check, found in by_check(report).items()
+        if not _is_not_begun(found)
+        and (full or merged_results.worst(found) not in (Status.PASS, Status.SKIP))
+    }
     if not checks:
         return
     labels = [device.label for device in report.devices]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -158,14 +159,31 @@ def test_skips_of_a_whole_run_are_one_paragraph_after_the_failures() -> None:
     ]
     report = replaced(healthy(gpus(2)), skipped[0], whole=True)
     report = replace(report, results=(*report.results, *skipped[1:]))
-    last = node_content.screen(report, width=120).split("\n\n")[-2]
-    assert last.splitlines() == [
+    blocks = node_content.screen(report, width=120, verbose=True).split("\n\n")
+    [skips] = [block for block in blocks if block.startswith("SKIP")]
+    assert skips.splitlines() == [
         "SKIP  not tested, because:",
         "      ipc-stale on cuda:0: no such thing",
         "      ipc-peer: no peers",
         "      To see what would make one run: gpuipc-doctor check NAME",
     ]
     assert "Do: get one" in node_content.screen(replace(report, whole=False), width=120)
+
+
+def test_whole_run_counts_what_passed_and_what_was_skipped() -> None:
+    failed = Result("ipc-pool", Finding.fail("bad", "it is bad"))
+    skipped = [Result(check, Finding.skip("no", "no such thing")) for check in ("ipc-stale", "ipc-peer")]
+    report = replace(healthy(gpus(2)), whole=True)
+    report = replace(report, results=(*report.results, failed, *skipped))
+    text = node_content.screen(report, width=120)
+    assert text.index("\nFAIL  ipc-pool") < text.index("\ncheck ") < text.index("\nPASS  ")
+    assert re.search(
+        r"\nPASS  \d+ checks? passed; -v shows each\nSKIP  2 checks not tested; -v says why\n", text
+    )
+    assert "no such thing" not in text
+    assert "ipc-reopen" not in text
+    assert "no such thing" in node_content.screen(report, width=120, verbose=True)
+    assert "ipc-reopen" in node_content.screen(replace(report, whole=False), width=120)
 
 
 def test_hang_gets_first_aid_that_warns_of_lost_data_first() -> None:
