@@ -24,7 +24,7 @@ add = options.table(
                  help="Test the peer access of each pair of GPUs and print a verdict on each; with --json, "
                       "as a small document (`schema p2p`). Needs neither MPI nor NCCL."),
     click.option("--tier", type=options.Choice([tier.label for tier in Tier]),
-                 help="Depth of the run: prolog (seconds), acceptance (on H200s 23 s with one GPU, 31 with "
+                 help="Depth of the run: prolog (seconds), acceptance (on H200s 12 s with one GPU, 31 with "
                       "two, 50 with four, 126 with eight) or soak (long).  [default: acceptance]"),
     options.node_options,
     click.option("--device", "devices", multiple=True, metavar="NAME",

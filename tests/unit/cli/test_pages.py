@@ -85,3 +85,16 @@ def own_check() -> str:
     """The check on the page of site configs."""
     (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/site-config.md").read_text(), re.DOTALL)
     return str(text)
+
+
+def test_seconds_of_check_all_are_those_of_the_measured_table() -> None:
+    """One line of benchmarks/README.md states them; `--help`, README and docs repeat it."""
+    table = (ROOT / "benchmarks/README.md").read_text()
+    said = table.partition("README and docs say ")[2].partition(":")[0]
+    seconds = dict(re.findall(r"(\d) GPUs? (\d+)", said))
+    one, two, four, eight = (seconds[number] for number in "1248")
+    options = (ROOT / "gpuipc_doctor/cli/check_options.py").read_text()
+    stated = " ".join(re.sub(r'"\s+"', "", options).split())
+    assert f"on H200s {one} s with one GPU, {two} with two, {four} with four, {eight} with eight" in stated
+    assert f"{one} s with one H200, {eight} s with eight" in (ROOT / "README.md").read_text()
+    assert f"(on H200s: {one} s for one, {eight} s for eight)" in (ROOT / "docs/commands.md").read_text()
