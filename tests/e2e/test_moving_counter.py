@@ -101,7 +101,8 @@ def test_checks_beside_each_other_tell_by_process_although_the_counter_moves(
     if leaks:
         assert ("FAIL", "grows") in told
     else:
-        assert told == {("SKIP", "not-compared")}
+        # A run so short that the counter moved by less than 6 MiB in it has compared.
+        assert told <= {("SKIP", "not-compared")}
 
 
 @pytest.mark.full
