@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from gpuipc_doctor.api import Evidence, Json, Measurement, Worker
-from gpuipc_doctor.api.fabrics import UCX_DEFAULTS
+from gpuipc_doctor.api.carriers import record_carriers
 from gpuipc_doctor.api.message_sizes import ENOUGH, LARGE_MESSAGES, SMALL_MESSAGES
 
 LARGE = LARGE_MESSAGES[0]
@@ -58,27 +57,8 @@ def tell_carriers(w: Worker, tries: list[Json]) -> None:
     with w.step(f"put and get {size} B"):
         other = w.fabric.ping_pong(w.params["program"], route, [size], ROUNDS, None, ("put", "get"))
     carried = {**other["carried"], "message": last["carried"]["message"]}
-    names = [name for each in UCX_DEFAULTS for name in each.env]
-    w.record(carried=carried, chosen={name: os.environ[name] for name in names if name in os.environ})
-    if w.role != CLIENT or not last["us"]:
-        return
-    w.record(speed=size / last["us"] / 1e3)
-    w.price(size / last["us"] / 1e3, "GB/s")
-    if carried["message"][0] == "host":
-        w.record(copied=copy_speed(w, size))
-
-
-def copy_speed(w: Worker, nbytes: int) -> float:
-    """GB/s of the driver's own copy between the two GPUs."""
-    stream = w.gpus[0].create_stream()
-    with w.gpus[0].alloc(nbytes) as source, w.gpus[1].alloc(nbytes) as to, w.step("copy between the GPUs"):
-        times = []
-        for _ in range(1 + ROUNDS):
-            began = w.clock()
-            stream.copy(to, source)
-            stream.synchronize()
-            times.append(w.clock() - began)
-    return nbytes / min(times) / 1e9
+    if w.role == CLIENT and last["us"]:
+        record_carriers(w, carried, size, last["us"] / 1e6)
 
 
 def all_at_once(w: Worker, route: str) -> list[Json]:

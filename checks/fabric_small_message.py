@@ -29,7 +29,6 @@ from gpuipc_doctor.api import (
     Context,
     Control,
     Device,
-    Evidence,
     Finding,
     Json,
     Launch,
@@ -39,6 +38,7 @@ from gpuipc_doctor.api import (
     Tier,
     misplaced,
 )
+from gpuipc_doctor.api.carriers import carriers, through_host
 from gpuipc_doctor.api.fabrics import UCX_DEFAULTS
 from gpuipc_doctor.api.message_sizes import LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
 
@@ -165,7 +165,7 @@ class FabricSmallMessage(Check):
         if not bad and (said := done.records[CLIENT].get("at_once")):
             says = "{program} failed with all sizes in one run ({said}); each size alone passed"
             yield Finding.warn("failed-at-once", says, program=program, said=said)
-        elif not bad and (slow := through_host(done)):
+        elif not bad and (slow := through_host(done, CLIENT)):
             yield slow
         elif not bad:
             yield Finding.ok(
@@ -180,43 +180,6 @@ class FabricSmallMessage(Check):
                 checked="arrived correct" if program == "fi_pingpong" else "were delivered",
                 routes=list(dict.fromkeys(message["route"] for message in right)),
             )
-
-
-def through_host(done: ProbeOutcome) -> Finding | None:
-    """The WARN that messages between GPUs with peer access go through the host; None if not shown."""
-    told = done.records[CLIENT]
-    how, by = told.get("carried", {}).get("message", ("", ""))
-    if how != "host" or "copied" not in told or len(done.devices) != 2:
-        return None
-    first, second = done.devices
-    if second.label not in first.peers or first.label not in second.peers:
-        return None
-    set_here = [f"{name}={value}" for name, value in told["chosen"].items()]
-    return Finding.warn(
-        "through-host",
-        "UCX moves device memory between peers by {by}: {speed} GB/s; the driver's copy: {copied} GB/s",
-        *carriers(told),
-        *([Evidence.seen("set here: {settings}", settings=set_here)] if set_here else []),
-        remedy=f"unset {', '.join(told['chosen'])}"
-        if set_here
-        else "use a UCX that has cuda_ipc (AMD: rocm_ipc) in `ucx_info -d`; ranks in containers need one PID "
-        "namespace",
-        by=by,
-        speed=_rounded(told["speed"]),
-        copied=_rounded(told["copied"]),
-    )
-
-
-def carriers(told: Json) -> Iterable[Evidence]:
-    """What carried the largest message, and puts and gets of its size, between two GPUs."""
-    for operation in ("message", "put", "get"):
-        if operation in told.get("carried", {}):
-            by = told["carried"][operation][1]
-            yield Evidence.seen("large {operation}s between the GPUs: {by}", operation=operation, by=by)
-
-
-def _rounded(speed: float) -> float:
-    return float(f"{speed:.3g}")
 
 
 ENDINGS = {

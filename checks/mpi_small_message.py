@@ -5,6 +5,9 @@ blocking, and each message and the guard bytes behind it are verified. After a h
 messages are tried in fresh ranks, so the result lists all failures, not only the first. Large messages are
 sent in the same ways. Finally, device-to-device latency and bandwidth are measured.
 
+If MPI moves device memory through UCX, it is also reported what carries memory of an allocation, a
+pool and VMM between two GPUs, as in `fabric-small-message`, with the same WARN.
+
 Messages are exchanged on each device, between any two devices of the node, and with `--nodes 2` between the
 first devices of two nodes.
 
@@ -17,6 +20,7 @@ bytes crash, blocking and non-blocking.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import ClassVar
 
 from gpuipc_doctor.api import (
@@ -34,10 +38,13 @@ from gpuipc_doctor.api import (
     unlike_pattern,
     write_pattern,
 )
+from gpuipc_doctor.api.carriers import carriers, through_host
 from gpuipc_doctor.api.data_patterns import write_zeros
+from gpuipc_doctor.api.fabrics import UCX_DEFAULTS
 from gpuipc_doctor.api.latency import Latency, figures, measurements, out_of_line, time_there_and_back
 from gpuipc_doctor.api.message_sizes import LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
 
+from ._mpi_small_message_carriers import NBYTES, TELLS, kinds_to_send, send_one_kind
 from ._mpi_small_message_kinds import MODES, MOST_FAILED, PLACES, Message, given_up, mapped, messages
 
 TIMED = (0, 1, 8, 16, 64, 256, 1024, 4096, 16384, 65536, *LARGE_MESSAGES)
@@ -59,6 +66,8 @@ class MpiSmallMessage(Check):
     requires = frozenset({"multi-process"})
     needs_mpi = True
     disturbed = frozenset({"out-of-line"})
+    curable_warnings = frozenset({"through-host"})
+    workarounds = UCX_DEFAULTS
     across = True
     options: ClassVar = {"sizes": SIZES_OPTION}
 
@@ -71,6 +80,7 @@ class MpiSmallMessage(Check):
         params = {"sizes": sorted(ctx.options.get("sizes") or usual), "failed": []}
         for devices in [*((device,) for device in ctx.devices), *ctx.rank_pairs]:
             yield Probe("", ROLES, devices, params, launch=ctx.mpi.launch)
+        yield from carriers_of(ctx)
         if ctx.mpi.across:
             for devices in ctx.devices_of_each_backend:
                 yield Probe(ACROSS, ROLES, devices[:1], params, launch=ctx.mpi.across)
@@ -90,6 +100,9 @@ class MpiSmallMessage(Check):
         across = done.probe.startswith(ACROSS)
         if astray := misplaced(nodes, across=across):
             yield astray
+            return
+        if kind := done.params.get("kind"):
+            yield carried(done, kind)
             return
         kinds, bad = first["messages"], []
         if failed := done.params["failed"]:
@@ -124,6 +137,33 @@ class MpiSmallMessage(Check):
                 nodes=" to ".join(nodes),
             )
         ]
+
+
+def carriers_of(ctx: Context) -> Iterable[Probe]:
+    """Probes of what carries each kind of memory between two GPUs, if MPI uses UCX for device memory."""
+    assert ctx.mpi is not None
+    launch = replace(ctx.mpi.launch, env={**ctx.mpi.launch.env, **TELLS})
+    roles = {"rank 0": send_one_kind, "rank 1": send_one_kind}
+    for devices in ctx.a_pair_or_device_of_each_backend if ctx.mpi.ucx else ():
+        labels = {device.label for device in devices}
+        is_pair = len(devices) > 1 and all(labels <= shown for shown in launch.shows)
+        for kind in kinds_to_send(devices[0]) if is_pair else ():
+            yield Probe(kind, roles, devices, {"kind": kind}, launch=launch, ends=frozenset(roles))
+
+
+def carried(done: ProbeOutcome, kind: str) -> Finding:
+    """What carried one kind of memory. The ranks must agree: else nothing is said of it."""
+    if wrong := [rank["wrong"] for rank in done.records.values() if rank["wrong"]]:
+        return Finding.fail(
+            "wrong-data", "{kind}: a message of {size:bytes} arrived wrong", *wrong, kind=kind, size=NBYTES
+        )
+    first, second = (rank["carried"] for rank in done.records.values())
+    if first == second and (slow := through_host(done, "rank 0", kind)):
+        return slow
+    told = carriers(done.records["rank 0"]) if first == second else ()
+    return Finding.ok(
+        "carried", "{kind}: {speed} GB/s", *told, kind=kind, speed=round(done.records["rank 0"]["speed"], 3)
+    )
 
 
 def exchange(w: Worker) -> None:

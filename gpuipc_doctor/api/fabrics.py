@@ -67,5 +67,6 @@ UCX_DEFAULTS = (
     Workaround({"UCX_TLS": "all"}, "UCX chooses among all transports"),
     Workaround({"UCX_RNDV_THRESH": "auto"}, "UCX chooses the rendezvous threshold"),
     Workaround({"UCX_RNDV_SCHEME": "auto"}, "UCX chooses the rendezvous scheme"),
+    Workaround({"UCX_RNDV_FRAG_MEM_TYPES": "host,cuda"}, "UCX may stage in device memory"),
 )
 """Variables that choose what carries large messages in UCX, with their defaults (ucx_info -c)."""

@@ -127,6 +127,9 @@ class Fabric(Protocol):
         fabric, and ``carried`` what carried the largest size: see `worker.ucx_protocols.carried`.
         """
 
+    def carried(self, nbytes: int, backend: str) -> Mapping[str, Json]:
+        """The same, from what UCX printed in this process since the last call (``UCX_PROTO_INFO=y``)."""
+
 
 class Communicator(Protocol):
     """A communicator of NCCL or RCCL, as seen by one rank.

@@ -88,7 +88,9 @@ def candidates(
         ]
         found: dict[object, Workaround] = {}
         of_check = failure.planned.check.workarounds
-        for workaround in (*known, *omitted, *(built_in if _failed_in_messages(failure) else ()), *of_check):
+        is_slow = all(finding.key == "through-host" for finding in failure.to_cure)  # not for lack of IPC
+        of_mpi = built_in if _failed_in_messages(failure) and not is_slow else ()
+        for workaround in (*known, *omitted, *of_mpi, *of_check):
             if workaround.env not in _TAKES_NO_DEVICE_POINTERS and not _is_set(
                 workaround.env, failure.planned.probe.env
             ):

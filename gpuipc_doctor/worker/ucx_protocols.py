@@ -18,7 +18,7 @@ _LOG = re.compile(r"^\[[\d.]+\] \[[^\]]+\]\s+")
 _TITLE = re.compile(
     r"\| (?:(?P<message>tagged message by ucp_tag_send\*|rendezvous data (?:send|fetch))"
     r"|remote memory (?P<put>write by ucp_put\*)|remote memory (?P<get>read by ucp_get\*))"
-    r"(?:\(multi\))? (?:from|into) (?:cuda|rocm)/GPU\d+"
+    r"(?:\((?:multi|fast-completion)\))? (?:from|into) (?:cuda|rocm)/GPU\d+"
 )
 _WHERE = re.compile(r"\b(self|intra-node|inter-node) cfg#\d+")
 _ROW = re.compile(r"\|\s*(\d+[KMG]?)(?:\.\.(\d+[KMG]?|inf))?\s*\|([^|]*)\|([^|]*)\|\s*$")
@@ -55,8 +55,12 @@ def carried(found: Iterable[list[str]], ipc: str) -> dict[str, list[str]]:
 
     ``ipc``: UCX's transport for peers' memory. An operation whose tables disagree is left out.
     """
+    found = list(found)
+    sure = [row for row in found if not row[1].startswith("(?) rendezvous")]
     by_operation: dict[str, list[tuple[str, str]]] = {}
     for operation, how, by in found:
+        if how.startswith("(?) rendezvous") and any(row[0] == operation for row in sure):
+            continue  # the sender's guess; the receiver has chosen
         if told := _kind(how, by, ipc):
             by_operation.setdefault(operation, []).append(told)
     return {

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuipc_doctor.api import Finding, Json, ProbeOutcome, loader
+from gpuipc_doctor.api import Device, Finding, Json, ProbeOutcome, loader
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.probe_types import Ending, Launch, RoleOutcome
 from gpuipc_doctor.report import sentences
@@ -185,3 +185,56 @@ def test_rerun_leaves_out_the_failed_message(probe: str, operation: str, name: s
     assert (rest.name, rest.params["failed"]) == (name, [[[16, 0], ending]])
     assert list(check("mpi-small-message").again(replace(failed, blamed=None))) == []
     assert list(check("mpi-small-message").again(replace(failed, blamed="rank 0"))) == []
+
+
+PEERS = tuple(replace(one, peers=frozenset({"cuda:0", "cuda:1"}) - {one.label}) for one in TWO)
+
+
+def carried(kind: str, *hows: str, devices: tuple[Device, ...] = PEERS, wrong: str = "") -> Finding:
+    """The finding if the ranks' memory was carried so: ``host`` or ``peer``, or nothing is known."""
+    by = {"host": "tcp", "peer": "cuda_ipc"}
+    records: dict[str, dict[str, Json]] = {
+        f"rank {number}": {
+            "node": "n1",
+            "wrong": wrong,
+            "carried": {"message": [how, by[how]]} if how else {},
+            "chosen": {},
+            "speed": 0.5,
+            **({"copied": 40.0} if how == "host" else {}),
+        }
+        for number, how in enumerate(hows)
+    }
+    (finding,) = conclude("mpi-small-message", records, devices, kind, kind=kind)
+    return finding
+
+
+def test_memory_through_the_host_between_peers_warns_with_both_speeds() -> None:
+    finding = carried("VMM memory", "host", "host")
+    assert (finding.status, finding.key) == (Status.WARN, "through-host")
+    said = "UCX moves VMM memory between peers by tcp: 0.5 GB/s; the driver's copy: 40 GB/s"
+    assert sentences.summary(finding) == said
+    assert "plain allocations" in finding.remedy
+
+
+@pytest.mark.parametrize("kind", ["VMM memory", "device memory"])
+@pytest.mark.parametrize(
+    ("hows", "devices"),
+    [(("peer", "peer"), PEERS), (("host", "peer"), PEERS), (("", ""), PEERS), (("host", "host"), TWO)],
+)
+def test_no_warning_unless_a_better_path_is_granted_and_refused(
+    kind: str, hows: tuple[str, str], devices: tuple[Device, ...]
+) -> None:
+    finding = carried(kind, *hows, devices=devices)
+    assert (finding.status, finding.key) == (Status.PASS, "carried")
+
+
+def test_wrong_data_of_a_kind_of_memory_fail() -> None:
+    assert carried("VMM memory", "peer", "peer", wrong="byte 7").key == "wrong-data"
+
+
+def test_kinds_of_memory_are_sent_over_ucx_between_two_gpus_only() -> None:
+    able = tuple(replace(one, capabilities=frozenset({"memory-pools", "vmm-ipc"})) for one in PEERS)
+    kinds = ["device memory", "memory of a pool", "VMM memory"]
+    assert [probe.name for probe in plan("mpi-small-message", *able, ucx="1.22.0") if probe.name] == kinds
+    assert not [probe.name for probe in plan("mpi-small-message", *able) if probe.name]
+    assert not [probe.name for probe in plan("mpi-small-message", able[0], ucx="1.22.0") if probe.name]

@@ -282,3 +282,28 @@ def test_four_gpus_in_one_launch(doctor: Command, tmp_path: Path, fault: str, st
     if not fault:
         alone = small_messages(doctor, tmp_path, 4, fault, "--isolate")
         assert alone["processes"] - report["processes"] == 2 * len(row) - 2 * 4  # two ranks for each GPU
+
+
+def test_vmm_memory_through_the_host_warns_and_plain_memory_does_not(doctor: Command) -> None:
+    """The real UCX under Open MPI stages what it cannot open by IPC; here in host memory."""
+    library = str(Path(os.environ["GPUIPC_TEST_MPI"], "openmpi", LIBRARIES["openmpi"]))
+    setting = {"UCX_RNDV_FRAG_MEM_TYPES": "host"}
+    ended = doctor(
+        *("check", "mpi-small-message", "--simulate", "healthy-cuda", "--mpi-lib", library),
+        *("--config", FEW_MESSAGES, "--json"),
+        env={**os.environ, **cuda_ucx(), **UCX_SETTINGS["openmpi"], **setting},
+    )
+    found = {
+        result["probe"]: result["finding"]
+        for result in json.loads(ended.stdout)["results"]
+        if result["check"] == "mpi-small-message" and result["probe"]
+    }
+    assert {kind: finding["key"] for kind, finding in found.items()} == {
+        "device memory": "carried",
+        "memory of a pool": "through-host",
+        "VMM memory": "through-host",
+    }
+    assert "large messages between the GPUs: cuda_ipc" in evidence(found["device memory"])
+    told = evidence(found["VMM memory"])
+    assert "set here: UCX_RNDV_FRAG_MEM_TYPES=host" in told
+    assert [line for line in told if line.startswith("Tried UCX_RNDV_FRAG_MEM_TYPES=host,cuda: helps, ")]

@@ -77,6 +77,18 @@ def test_transport_of_a_large_message(text: str, kind: str, by: str) -> None:
     assert carried(text) == {"message": [kind, by]}
 
 
+def test_receivers_choice_outweighs_the_senders_guess() -> None:
+    """VMM memory in Open MPI over UCX 1.22.0 with UCX_RNDV_FRAG_MEM_TYPES=host, and without."""
+    fetch = "| ucx_context_0 intra-node cfg#2 |\n| rendezvous data fetch into cuda/GPU1 from cuda/dev[0] |\n"
+    row = "| 524289..inf | pipeline {} |\n"
+    host = fetch + row.format("cuda_copy, copy to attached, frag host, cuda_copy, frag host |")
+    assert carried(PEERS[: PEERS.index("| perftest intra-node", 300)] + host) == {
+        "message": ["host", "host memory"]
+    }
+    peer = fetch + row.format("zero-copy flushed write to remote, cuda_copy, frag cuda | cuda_ipc/cuda")
+    assert carried(PEERS + peer) == {"message": ["peer", "cuda_ipc"]}
+
+
 def test_puts_and_gets_are_read_apart() -> None:
     assert carried(PUT_AND_GET) == {"put": ["peer", "cuda_ipc"], "get": ["host", "sysv"]}
 
