@@ -116,7 +116,7 @@ def command(
     _end(into, interrupted, shown)
     if interrupted or not shown:
         ctx.exit(Exit.INTERRUPTED)
-    ctx.exit(code or (Exit.INTERNAL if progress.unsaved else Exit.OK))
+    ctx.exit(code)
 
 
 def _end(into: Path, interrupted: bool, shown: bool) -> None:

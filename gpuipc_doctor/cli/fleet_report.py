@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,7 +120,7 @@ def tell(
     there = {report.node: report for report in (*_reports(into, or_none=bool(wanted)), *unsaved)}
     asked = [silent(node, State.NO_ANSWER, reason) for node in directory.lacking(wanted, there)]
     reports = [*there.values(), *asked]
-    fleet = fold.fold(reports)
+    fleet = replace(fold.fold(reports), is_unsaved=bool(unsaved))
     writers = {
         "screen": fleet_content.screen,
         "markdown": fleet_content.ticket,

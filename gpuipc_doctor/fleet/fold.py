@@ -166,6 +166,8 @@ class Fleet:
     slow: tuple[Outlier, ...]
     skipped: tuple[SkippedCheck, ...]
     folder: NodeSetFormatter
+    is_unsaved: bool = False
+    """Whether a report could not be written: then no run ends with 0."""
 
     @cached_property
     def answered(self) -> list[NodeReport]:
@@ -207,7 +209,9 @@ class Fleet:
         """The exit code, as for a single node; a missing report counts as ERROR."""
         if self.nodes(Status.FAIL):
             return Exit.FAIL
-        return Exit.ERROR if self.nodes(Status.ERROR) else Exit.OK
+        if self.nodes(Status.ERROR):
+            return Exit.ERROR
+        return Exit.INTERNAL if self.is_unsaved else Exit.OK
 
 
 def fold(reports: Iterable[NodeReport]) -> Fleet:

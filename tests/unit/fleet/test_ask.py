@@ -228,6 +228,7 @@ def test_full_directory_is_reported_and_the_run_continues(node: Path) -> None:
     with _doctor(node, "[ $1 != n2 ] || mkdir out/n2.summary.json.gz; exec cat answer") as running:
         shown, said = running.communicate(timeout=LIMIT_S)
     assert (running.returncode, "3 PASS" in shown) == (1, True), shown
+    assert shown.splitlines()[-1].endswith(" exit 1")
     assert "out: is a directory: further reports are shown but not saved" in said
     assert sorted(path.name for path in (node / "out").iterdir()) == [
         ".lock",
