@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuipc_doctor.api import Evidence, Finding, Gpu, ProbeOutcome, Worker
+from gpuipc_doctor.api import Evidence, Finding, Gpu, Memory, ProbeOutcome, Worker
 from gpuipc_doctor.api.driver_errors import KernelsUnavailable
+from gpuipc_doctor.api.gpu import StreamKind
 
-from ._ipc_kernels_side import ALONE, NBYTES, RESULTS_NBYTES, UNITS, Found, Side, add_units, make_data
+from ._ipc_kernels_side import (
+    ALONE,
+    LARGE_COUNT,
+    NBYTES,
+    RESULTS_NBYTES,
+    UNITS,
+    Found,
+    Side,
+    add_units,
+    make_data,
+)
 
 
 def load_side(w: Worker, gpu: Gpu, name: str, found: Found) -> Side | None:
@@ -15,9 +26,10 @@ def load_side(w: Worker, gpu: Gpu, name: str, found: Found) -> Side | None:
     results = gpu.alloc(RESULTS_NBYTES)
     try:
         with w.step("kernels in memory of the process itself"):
-            side = Side(w, gpu, name, found, gpu.load_kernels(), gpu.create_stream(), results, results)
-            with gpu.alloc(NBYTES) as memory:
-                verify_alone(side.move_to(memory, ""))
+            streams = gpu.create_stream(), gpu.create_stream(StreamKind.DEFAULT)
+            side = Side(w, gpu, name, found, gpu.load_kernels(), *streams, results, results, results)
+            with gpu.alloc(NBYTES) as memory, gpu.alloc(4 * LARGE_COUNT) as large:
+                verify_alone(side.move_to(memory, ""), large)
     except KernelsUnavailable as unavailable:
         found.unavailable = str(unavailable)
         results.free()
@@ -25,7 +37,7 @@ def load_side(w: Worker, gpu: Gpu, name: str, found: Found) -> Side | None:
     return side
 
 
-def verify_alone(side: Side) -> None:
+def verify_alone(side: Side, large: Memory) -> None:
     """Run each kernel once, so that none is loaded while another one waits."""
     written, added = make_data(1), add_units(make_data(1), UNITS[side.name])
     side.fill(written)
@@ -37,6 +49,8 @@ def verify_alone(side: Side) -> None:
     side.finish()
     if side.read_results()[0] != 1:
         side.fault(ALONE, "a flag that it stored itself was not seen")
+    side.move_data_to(large).fill(written)
+    side.check(ALONE, written, make_data(0))
 
 
 def judge_alone(done: ProbeOutcome) -> Iterable[Finding]:

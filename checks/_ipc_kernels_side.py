@@ -14,6 +14,10 @@ NBYTES = 1 << 20
 COUNT = (1 << 17) + 3
 """Number of elements; no multiple of the threads of a kernel."""
 
+LARGE_COUNT = (4 << 20) + 5
+"""Number of elements of large memory, which kernels of full blocks use in the default stream; the flags stay
+in the first memory."""
+
 FLAGS = {"exporter": NBYTES - 256, "importer": NBYTES - 128}
 """Side that stores a flag → the flag's offset."""
 
@@ -79,25 +83,41 @@ class Side:
     """``exporter`` or ``importer``."""
     found: Found
     kernels: Kernels
-    stream: GpuStream
+    own_stream: GpuStream
+    default_stream: GpuStream
     results: Buffer
     """Memory of this side alone."""
     memory: Memory
+    data: Memory
+    count: int = COUNT
     through: str = ""
     at_once: bool = True
     """Whether kernels of both sides may use the memory at the same time."""
     atomics: bool = True
     """Whether both sides can add."""
 
+    @property
+    def stream(self) -> GpuStream:
+        return self.own_stream if self.data is self.memory else self.default_stream
+
     def move_to(self, memory: Memory, kind: str, *, atomics: bool = True) -> Side:
         """Work in this memory from now on; returns this side."""
-        self.memory, self.atomics = memory, atomics
+        self.memory, self.data, self.count, self.atomics = memory, memory, COUNT, atomics
         self.through = KINDS[kind] if kind else "memory of its own"
         self.at_once = self.gpu.plain_memory_is_coherent or kind in (BY_HANDLE, PEER)
         return self
 
+    def move_data_to(self, memory: Memory) -> Side:
+        """Work on the elements of this large memory, until the next move."""
+        self.data, self.count, self.through = memory, LARGE_COUNT, f"{self.through}, 16 MiB"
+        return self
+
+    def fill_large(self, memory: Memory) -> None:
+        self.move_data_to(memory).fill(LARGE_DATA)
+        self.finish()
+
     def fill(self, data: Linear) -> None:
-        self.kernels.fill(self.stream, self.memory.address, COUNT, data)
+        self.kernels.fill(self.stream, self.data.address, self.count, data)
 
     def add(self) -> None:
         self.kernels.add(self.stream, self.memory.address, COUNT, UNITS[self.name], ADDITIONS)
@@ -108,7 +128,7 @@ class Side:
     def compare(self, data: Linear, before: Linear) -> None:
         """Queue a comparison, for `report`."""
         result = self.results.address + RESULT
-        self.kernels.compare(self.stream, self.memory.address, COUNT, result, data, before)
+        self.kernels.compare(self.stream, self.data.address, self.count, result, data, before)
 
     def wait(self, setter: str, number: int, data: Linear, before: Linear) -> None:
         """Queue a kernel that waits for the flag, and behind it a comparison."""
@@ -157,16 +177,17 @@ class Side:
             return
         place, value = least >> 32, least & MASK
         right = (data[0] * place + data[1]) & MASK
-        says = f"{number} of {COUNT} elements wrong, first element {place}: "
+        says = f"{number} of {self.count} elements wrong, first element {place}: "
         says += f"{value:#010x} instead of {right:#010x}"
         if earlier:
             says += f"; {'all' if earlier == number else earlier} of them hold earlier data"
         if key == "adds-lost":
             says += attribute_additions((right - value) & MASK)
-        self.fault(key, f"{says}; a copy shows {self.read_copy(4 * place):#010x} there")
+        copied = int.from_bytes(self.data.read(4, 4 * place), "little")
+        self.fault(key, f"{says}; a copy shows {copied:#010x} there")
 
     def read_copy(self, offset: int) -> int:
-        """An element as a copy to the host shows it."""
+        """A flag as a copy to the host shows it."""
         return int.from_bytes(self.memory.read(4, offset), "little")
 
     def fault(self, key: str, says: str) -> None:
@@ -191,6 +212,10 @@ def attribute_additions(missing: int) -> str:
 def make_data(turn: int) -> Linear:
     """Data that differs by element and by turn."""
     return 2 * turn + 1, 0x01000193 * turn & MASK
+
+
+LARGE_DATA = make_data(5)
+"""What the exporter writes to large memory before it is shared."""
 
 
 def add_units(data: Linear, *units: int) -> Linear:

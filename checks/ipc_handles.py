@@ -11,6 +11,10 @@ segment), the importer opens the handle as an application would, and the result 
 both directions is harmless. Wrong data and errors are failures, because a library would use another method if
 the export were refused.
 
+One segment is also used as PyTorch, CuPy and UCX use it (`gpuipc_doctor.api.memory_uses`): asynchronous,
+generic and peer copies, in the default stream also, from and to pinned, registered, managed and other
+imported memory; and an event of the exporter is queried, waited for and recorded by the importer.
+
 VMM memory has a separate probe, because its export, where it succeeded, cost device memory.
 """
 
@@ -35,6 +39,12 @@ from gpuipc_doctor.api import (
     judge_exchange,
     pattern,
     unless_refused,
+)
+from gpuipc_doctor.api.memory_uses import (
+    order_as_exporter,
+    order_as_importer,
+    use_as_exporter,
+    use_as_importer,
 )
 
 from ._ipc_handles_strays import (
@@ -113,6 +123,7 @@ def export(w: Worker) -> None:
     w.peer.send([*handles, buffers[-1].ipc_handle(INTERIOR)])
     exchanged = []
     if w.peer.recv() == "all right":
+        w.record(uses=use_as_exporter(w, *buffers[2:]) + order_as_exporter(w, buffers[2]))
         for n in closing_order(len(SIZES)):
             exchanged += exchange_as_exporter(w, buffers[n], SIZES[n], f"segment {n + 1}")
 
@@ -158,6 +169,8 @@ def follow(w: Worker) -> None:
         wrong += differences(f"segment {n + 1}", data, pattern(nbytes, n))
 
     w.peer.send("some wrong" if wrong else "all right")  # no write here: it might hit other memory
+    if not wrong:
+        w.record(uses=use_as_importer(w, *mappings[2:]) + order_as_importer(w, mappings[2]))
     for n in closing_order(len(SIZES)):
         with w.step(f"exchange data in segment {n + 1}, with some of the others closed"):
             if not wrong:

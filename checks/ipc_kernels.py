@@ -12,6 +12,9 @@ also uses memory of both GPUs by peer access, without IPC. In each case:
 - one kernel writes data and then a flag (release at system scope), while a kernel of the other process
   waits for the flag (acquire at system scope) and then reads the data; then the other way round.
 
+Kernels of full blocks, in the default stream, then do the last with 16 MiB, whose flags stay in the first
+segment.
+
 Before, each process verifies its kernels in memory of its own. Additions are skipped where the driver
 states that the link between two GPUs has no native atomics, the check where the driver does not compile,
 load or launch the kernels; both say nothing about IPC.
@@ -47,6 +50,8 @@ from ._ipc_kernels_side import (
     FLAGS,
     GRACE_S,
     KINDS,
+    LARGE_COUNT,
+    LARGE_DATA,
     LOADS,
     NBYTES,
     PEER,
@@ -126,6 +131,9 @@ def export(w: Worker) -> None:
             step = w.step(f"through {KINDS[kind]}")
             with step, offer_memory(w, kind, NBYTES, coherent=True) as memory:
                 meet(w, take_exporter_turns(side.move_to(memory, kind, atomics=w.peer.recv())))
+                with offer_memory(w, kind, 4 * LARGE_COUNT, side.fill_large, coherent=True):
+                    meet(w, take_flag_turns(side, LARGE_DATA, 6))
+                    w.peer.recv()  # the importer has closed its mapping
                 w.peer.recv()  # the importer has closed its mapping
         side.end()
     w.record(**found.record())
@@ -144,6 +152,10 @@ def attach(w: Worker) -> None:
                 with open_offered(w, kind, NBYTES) as memory:
                     w.peer.send(atomics)
                     meet(w, take_importer_turns(side.move_to(memory, kind, atomics=atomics)))
+                    with open_offered(w, kind, 4 * LARGE_COUNT) as large:
+                        side.move_data_to(large).check("wrong-read", LARGE_DATA, make_data(0))
+                        meet(w, take_flag_turns(side, LARGE_DATA, 6))
+                    w.peer.send("closed")
                 w.peer.send("closed")
         side.end()
     w.record(**found.record(), atomics=atomics)
@@ -226,9 +238,9 @@ def take_importer_turns(side: Side) -> Iterator[None]:
     yield from take_flag_turns(side, present)
 
 
-def take_flag_turns(side: Side, present: Linear) -> Iterator[None]:
+def take_flag_turns(side: Side, present: Linear, first: int = 4) -> Iterator[None]:
     """Each side in turn writes data and then a flag, for which the other side's kernel waits."""
-    for turn, setter in enumerate(FLAGS, 4):
+    for turn, setter in enumerate(FLAGS, first):
         if side.name == setter:
             yield  # the other side's kernel waits
             side.fill(make_data(turn))

@@ -5,6 +5,7 @@ stay in use until both ends have destroyed the pool and all its descriptors are 
 driver 580.159.04), so memory is compared only then. All pointers are imported before the first is read, so
 that swapped pointers are noticed. They are freed one by one while data is exchanged through the others. At
 the end the exporter is killed while a pointer is open.
+The first pool is also used as PyTorch, CuPy and UCX use memory (`gpuipc_doctor.api.memory_uses`).
 
 A further probe shares many small pools, one after the other. They must leave nothing behind in either process
 or on the device, and must not change the memory of another pool that stays open.
@@ -31,6 +32,7 @@ from gpuipc_doctor.api import (
     write_pattern,
     wrong_pattern,
 )
+from gpuipc_doctor.api.memory_uses import use_as_exporter, use_as_importer
 from gpuipc_doctor.api.offered_memory import pass_pool, receive_pool
 
 from ._ipc_pool_many import attach_many, judge_many, share_many
@@ -100,6 +102,8 @@ def share_once(w: Worker, exchanged: list[str], nbytes: int = NBYTES) -> None:
         write_pattern(memory, nbytes, n)
     w.peer.send(nbytes)
     pass_pool(w.peer, pool, memories)
+    if nbytes == FIRST_NBYTES:
+        w.record(uses=use_as_exporter(w, *memories))
     for n in closing_order(POINTERS):
         exchanged += exchange_as_exporter(w, memories[n], nbytes, f"pointer {n + 1}")
     w.peer.recv()  # the importer has freed the pointers and destroyed its pool
@@ -117,6 +121,8 @@ def attach(w: Worker) -> None:
         memories = [pool.import_pointer(pointer, nbytes) for pointer in pointers]
         for n, memory in enumerate(memories):
             wrong += wrong_pattern(f"pointer {n + 1}", memory, nbytes, n)
+        if nbytes == FIRST_NBYTES:
+            w.record(uses=use_as_importer(w, *memories))
         for n in closing_order(POINTERS):
             with w.step(f"exchange data by pointer {n + 1}, with some of the others freed"):
                 exchanged += exchange_as_importer(w, memories[n], nbytes, f"pointer {n + 1}")

@@ -5,6 +5,8 @@ A descriptor is sent to the other process in a message (``SCM_RIGHTS``) or fetch
 one size are imported before the first is read, so that swapped descriptors are noticed. They are unmapped one
 by one while data is exchanged through the others.
 
+One segment is also copied as PyTorch, CuPy and UCX copy it (`gpuipc_doctor.api.memory_uses`).
+
 In further cases, either process re-creates its context, after which IPC handles fail on some drivers; the
 exporter releases everything; the exporter is killed; the importer is killed. If memory is missing after the
 last case, a spare importer is also killed. Leaks over many imports are tested by `ipc-vmm-release`.
@@ -35,6 +37,7 @@ from gpuipc_doctor.api import (
     wrong_pattern,
 )
 from gpuipc_doctor.api.gpu import VmmMapping
+from gpuipc_doctor.api.memory_uses import use_as_exporter, use_as_importer
 from gpuipc_doctor.api.offered_memory import round_up
 
 from ._ipc_vmm_contexts import attach_anew, export_anew, judge_contexts
@@ -99,6 +102,8 @@ def export(w: Worker) -> None:
         arrived.append(w.peer.send_descriptor(descriptor))
         os.close(descriptor)
         w.peer.recv()  # importing while another exports is tested by `ipc-concurrent`
+    if all(arrived[::2]):
+        w.record(uses=use_as_exporter(w, mappings[0], mappings[2]))
     exchanged = []
     for n in filter(arrived.__getitem__, closing_order(len(ROUTES))):
         exchanged += exchange_as_exporter(w, mappings[n], nbytes, segment(n))
@@ -126,6 +131,8 @@ def attach(w: Worker) -> None:
         w.peer.send("imported or refused")
     for n, (_, mapping) in imports.items():
         wrong += wrong_pattern(segment(n), mapping, nbytes, n)
+    if {0, 2} <= imports.keys():
+        w.record(uses=use_as_importer(w, imports[0][1], imports[2][1]))
     for n in filter(imports.__contains__, closing_order(len(ROUTES))):
         memory, mapping = imports[n]
         with w.step(f"exchange data in {segment(n)}, with some of the others unmapped"):

@@ -66,7 +66,8 @@ def _exchange(
 
 
 def judge_exchange(done: ProbeOutcome) -> Iterator[Finding]:
-    """A finding for each wrong read of either role, as recorded in ``exchanged``."""
+    """A finding for each wrong read of either role, as recorded in ``exchanged``; if there is none, one for
+    what was wrong in ``uses`` (`memory_uses`)."""
     if unseen := done.records["importer"]["exchanged"]:
         yield Finding.fail(
             "later-writes-unseen",
@@ -77,3 +78,6 @@ def judge_exchange(done: ProbeOutcome) -> Iterator[Finding]:
         yield Finding.fail(
             "writes-lost", "wrong data reached the exporter through a mapping of its memory", *lost
         )
+    used = [line for record in done.records.values() for line in record.get("uses", ())]
+    if used and not (unseen or lost):
+        yield Finding.fail("wrong-in-use", "an open mapping is right, but wrong as programs use it", *used)

@@ -87,7 +87,23 @@ class SharedEvent(Protocol):
     def wait(self, stream: GpuStream) -> None:
         """Make the stream's later work wait for what the event stands for."""
 
+    def is_done(self) -> bool:
+        """Whether what the event stands for is done."""
+
+    def synchronize(self) -> None:
+        """Wait for that."""
+
     def destroy(self) -> None: ...
+
+
+class CopyCall(Enum):
+    """How a copy is queued in a stream: by which of the driver's functions (`Gpu.name_of`)."""
+
+    TO_DEVICE = "copy-to-device-async"
+    FROM_DEVICE = "copy-from-device-async"
+    ON_DEVICE = "copy-on-device"
+    BY_ADDRESS = "copy-by-address"
+    PEER = "copy-peer"
 
 
 class StreamKind(Enum):
@@ -111,6 +127,9 @@ class GpuStream(Protocol):
 
     def copy(self, to: Memory, source: Memory) -> None:
         """Queue a device-to-device copy of all of ``source``."""
+
+    def copy_by(self, call: CopyCall, to: int, source: int, nbytes: int) -> None:
+        """Queue a copy between two addresses. At `CopyCall.PEER`, both are this device's."""
 
     def fill(self, address: int, unit: bytes, count: int) -> None:
         """Queue a fill with ``count`` times ``unit``, which has 1, 2 or 4 bytes."""
@@ -304,6 +323,9 @@ class Gpu(Protocol):
     def alloc(self, nbytes: int) -> Buffer: ...
     def alloc_pinned(self, nbytes: int) -> Buffer:
         """Page-locked host memory (`cuMemHostAlloc`, `hipHostMalloc`), which has no IPC handle."""
+
+    def registered(self, memory: Memory) -> AbstractContextManager[None]:
+        """Inside the block, this host memory is page-locked."""
 
     def alloc_coherent(self, nbytes: int) -> Buffer:
         """Memory that kernels of several processes may use at the same time: AMD's is fine-grained."""

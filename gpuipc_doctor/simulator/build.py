@@ -193,6 +193,8 @@ def _memory(row: Row) -> dict[str, str]:
             fields["address"] = name
     if "void *stream" in row.parameters:
         fields["default_stream"] = "!stream"
+    if {"to", "from"} <= {*row.arguments}:
+        fields["other"] = f"(uint64_t)(uintptr_t){'to' if inward == 'from' else 'from'}"
     if row.call == "pool-trim":
         fields["address"] = "(uint64_t)(uintptr_t)pool"
     for name, width in (("bytes", 1), ("count", _WIDTHS.get(row.function, 1))):

@@ -132,9 +132,7 @@ def test_wrong_data_is_described(a_side: ModuleType, numbers: list[int], says: s
     side = a_side.Side.__new__(a_side.Side)
     side.name, side.through, side.found = "importer", "an IPC handle", a_side.Found()
     side.results = SimpleNamespace(read=lambda _: b"".join(n.to_bytes(8, "little") for n in numbers))
-    side.memory = SimpleNamespace(
-        read=lambda nbytes, offset: (3 * offset // 4 + 1).to_bytes(nbytes, "little")
-    )
+    side.data = SimpleNamespace(read=lambda nbytes, offset: (3 * offset // 4 + 1).to_bytes(nbytes, "little"))
     side.report("wrong-read", (3, 1))
     assert len(side.found.wrong) == (says is not None)
     for key, line in side.found.wrong:

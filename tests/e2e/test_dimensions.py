@@ -19,7 +19,7 @@ EIGHT = {"devices": [{"backend": "cuda", "name": "NVIDIA H200", "memory": "139 G
 ONLY_SOAK = {"bits-flip-after-3-s"}
 """Faults that need idle seconds."""
 
-USUAL = {"range-inside-wrong"}
+USUAL = {"range-inside-wrong", "writes-from-pinned-lost", "kernels-in-16-mib-lost"}
 """Faults that every run of the tests plays."""
 
 
@@ -31,7 +31,7 @@ def found_in(doctor: Command, tmp_path: Path, name: str, *more: str) -> list[dic
     if is_of_eight:
         profile |= {**EIGHT, "extends": "healthy-single"}
     (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(profile))
-    check = "ipc-peer" if name.startswith("pair-") else "ipc-histories"
+    check = stated.get("check", "ipc-peer" if name.startswith("pair-") else "ipc-histories")
     simulate = ("--simulate", str(tmp_path / f"{name}.yaml"), "--backend", "cuda")
     done = doctor("check", check, *simulate, "--accept-harm", "--json", *more)
     assert done.returncode in (Exit.OK, Exit.FAIL), done.stderr

@@ -166,6 +166,13 @@ unsigned imports_open(void)
     return count;
 }
 
+bool address_is_host(uint64_t address, enum fault_condition with)
+{
+    static const enum kind kinds[] = {PINNED, REGISTERED, MANAGED};
+    const struct block *found = find_block(address);
+    return found && found->kind == kinds[with - WITH_PINNED];
+}
+
 bool address_is_imported(uint64_t address, bool earlier)
 {
     struct block *found = find_block(address);

@@ -93,6 +93,10 @@ enum fault_condition {
     OF_IMPORT,
     PEER_ENABLED,
     DEFAULT_STREAM,
+    WITH_PINNED,
+    WITH_REGISTERED,
+    WITH_MANAGED,
+    BETWEEN_IMPORTS,
 };
 
 enum fault_effect { /* in the order of node.c's words */
@@ -368,6 +372,7 @@ uint64_t handle_bytes(const struct ipc_handle *handle); /* of the allocation tha
 bool address_is_inside(uint64_t address);  /* of an allocation, but not its beginning */
 unsigned imports_open(void);               /* in this process: legacy mappings and what came from pools */
 bool pool_is_imported(uint64_t pool);      /* by another process */
+bool address_is_host(uint64_t address, enum fault_condition with);
 bool address_is_imported(uint64_t address, bool earlier); /* earlier: and something was imported after it */
 
 /* ---- calls.c: before and after each call ---- */
@@ -379,6 +384,7 @@ struct subject {                 /* what a call is about */
     const struct ipc_handle *pointer; /* of a pool's memory to be imported, or NULL */
     uint64_t address, bytes;     /* of memory, or 0 */
     bool default_stream;         /* it names the legacy default stream */
+    uint64_t other;              /* address of a copy, or 0 */
 };
 int call_begin(enum call call, struct subject subject);
 int call_end(int code);

@@ -14,7 +14,7 @@ from gpuipc_doctor.api.driver_errors import (
     DriverError,
     NotAlone,
 )
-from gpuipc_doctor.api.gpu import Gpu, PhysicalMemory, StreamKind
+from gpuipc_doctor.api.gpu import Gpu, Memory, PhysicalMemory, StreamKind
 from gpuipc_doctor.model import Device, Json
 from gpuipc_doctor.worker.backends import rules, unexportable, vmm
 from gpuipc_doctor.worker.backends.buffers import DriverBuffer, DriverMapping, allocation_of
@@ -67,6 +67,14 @@ class DriverGpu:
     def alloc_pinned(self, nbytes: int) -> DriverBuffer:
         self.contexts.enter()
         return self._buffer(self.driver.number("host-alloc", nbytes, 0), nbytes, "host-free")
+
+    @contextmanager
+    def registered(self, memory: Memory) -> Iterator[None]:
+        self.contexts.enter()
+        self.driver.call("host-register", memory.address, memory.nbytes, 0)
+        yield
+        self.contexts.enter()
+        self.driver.call("host-unregister", memory.address)
 
     def alloc_coherent(self, nbytes: int) -> DriverBuffer:
         self.contexts.enter()

@@ -246,6 +246,10 @@ class Driver(ABC):
     def alloc_coherent(self, nbytes: int) -> int:
         """Address of device memory as for `Gpu.alloc_coherent`."""
 
+    def copy_by_address(self) -> tuple[Any, ...]:
+        """The argument of ``copy-by-address`` behind the size, if it has one."""
+        return ()
+
     # Common parts
 
     def compare_gpus(self, devices: Sequence[Device]) -> dict[str, Json]:

@@ -286,6 +286,9 @@ class HipDriver(Driver):
     def peer(self, ordinal: int, context: object) -> Any:
         return ordinal
 
+    def copy_by_address(self) -> tuple[Any, ...]:
+        return (self.api.hipMemcpyKind.hipMemcpyDefault,)
+
     def alloc_coherent(self, nbytes: int) -> int:
         return self.number("alloc-with-flags", nbytes, self.api.hipDeviceMallocFinegrained)
 

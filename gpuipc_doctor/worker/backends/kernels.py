@@ -16,7 +16,10 @@ from gpuipc_doctor.worker.backends.contexts import DeviceContexts
 from gpuipc_doctor.worker.backends.streams import DriverStream
 
 BLOCKS, THREADS = 64, 256
-"""Size of a launch, except for the kernels of one thread."""
+"""Size of a launch, except for the kernels of one thread and those of many elements."""
+
+FULL_BLOCKS, FULL_THREADS, MANY = 512, 1024, 1 << 20
+"""Size of a launch for `MANY` elements and more: full blocks, more than a GPU has processors."""
 
 _PARAMETERS = struct.Struct("=QQQIIII")
 _OFFSETS = (0, 8, 16, 24, 28, 32, 36)
@@ -64,17 +67,20 @@ class DriverKernels:
         count: int,
         result: int,
         *numbers: int,
-        threads: int = BLOCKS * THREADS,
+        threads: int = 0,
     ) -> None:
         import ctypes
 
         assert isinstance(stream, DriverStream)
         self._contexts.enter()
-        blocks = -(-threads // THREADS)
+        full = not threads and count >= MANY
+        blocks, of_each = (FULL_BLOCKS, FULL_THREADS) if full else (BLOCKS, THREADS)
+        if threads:
+            blocks, of_each = 1, threads
         values = _PARAMETERS.pack(address, count, result, *numbers, *[0] * (4 - len(numbers)))
         at = hostmemory.address_of(values)
         pointers = (ctypes.c_void_p * len(_OFFSETS))(*(at + offset for offset in _OFFSETS))
-        launch = (blocks, 1, 1, threads // blocks, 1, 1, 0, stream.handle, ctypes.addressof(pointers))
+        launch = (blocks, 1, 1, of_each, 1, 1, 0, stream.handle, ctypes.addressof(pointers))
         try:
             self._driver.call("kernel-launch", self._function(name), *launch, self._driver.no_extra)
         except DriverError as error:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from gpuipc_doctor.api.driver_errors import DriverError
-from gpuipc_doctor.api.gpu import GpuStream, Memory, StreamKind
+from gpuipc_doctor.api.gpu import CopyCall, GpuStream, Memory, StreamKind
 from gpuipc_doctor.worker.backends.contexts import DeviceContexts
-from gpuipc_doctor.worker.backends.driver import NON_BLOCKING
+from gpuipc_doctor.worker.backends.driver import NON_BLOCKING, Driver
 
 DISABLE_TIMING = 2
 """``CU_EVENT_DISABLE_TIMING`` and ``hipEventDisableTiming``."""
 
-INTERPROCESS = 4
-"""``CU_EVENT_INTERPROCESS`` and ``hipEventInterprocess``."""
+SHARED = 1 | DISABLE_TIMING | 4
+"""As PyTorch creates events to share: with ``CU_EVENT_BLOCKING_SYNC`` (1) and ``CU_EVENT_INTERPROCESS`` (4),
+or HIP's of the same values."""
 
 HIGHEST = -100
 """A priority above the range of every driver, which takes its highest for it."""
@@ -44,6 +45,16 @@ class DriverStream:
     def copy(self, to: Memory, source: Memory) -> None:
         self._driver.call("copy-on-device", to.address, source.address, source.nbytes, self.handle)
 
+    def copy_by(self, call: CopyCall, to: int, source: int, nbytes: int) -> None:
+        context = self._contexts.enter().handle
+        arguments: tuple[Any, ...] = to, source, nbytes
+        if call is CopyCall.BY_ADDRESS:
+            arguments += self._driver.copy_by_address()
+        elif call is CopyCall.PEER:
+            peer = self._driver.peer(self._contexts.device, context)
+            arguments = to, peer, source, peer, nbytes
+        self._driver.call(call.value, *arguments, self.handle)
+
     def fill(self, address: int, unit: bytes, count: int) -> None:
         value = int.from_bytes(unit, "little")
         self._driver.call(f"fill-{8 * len(unit)}", address, value, count, self.handle)
@@ -62,13 +73,7 @@ class DriverStream:
         self._driver.call("stream-sync", self.handle)
 
     def is_busy(self) -> bool:
-        try:
-            self._driver.call("stream-query", self.handle)
-        except DriverError as error:
-            if error.fault.code == NOT_READY:
-                return True
-            raise
-        return False
+        return _is_pending(self._driver, "stream-query", self.handle)
 
 
 class DriverEvent:
@@ -79,7 +84,7 @@ class DriverEvent:
         contexts.enter()
         self._driver = contexts.driver
         if handle is None:
-            self._event = self._driver.call("event-create", DISABLE_TIMING | INTERPROCESS)
+            self._event = self._driver.call("event-create", SHARED)
         else:
             shared = self._driver.handle_from(handle, "event-handle")
             self._event = self._driver.call("ipc-open-event", shared)
@@ -95,5 +100,21 @@ class DriverEvent:
         assert isinstance(stream, DriverStream)
         self._driver.call("stream-wait-event", stream.handle, self._event, 0)
 
+    def is_done(self) -> bool:
+        return not _is_pending(self._driver, "event-query", self._event)
+
+    def synchronize(self) -> None:
+        self._driver.call("event-synchronize", self._event)
+
     def destroy(self) -> None:
         self._driver.call("event-destroy", self._event)
+
+
+def _is_pending(driver: Driver, query: str, handle: Any) -> bool:
+    try:
+        driver.call(query, handle)
+    except DriverError as error:
+        if error.fault.code == NOT_READY:
+            return True
+        raise
+    return False

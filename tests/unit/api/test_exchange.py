@@ -107,3 +107,15 @@ def test_wrong_data_of_each_role_is_a_separate_failure(
     assert {finding.status for finding in found} <= {Status.FAIL}
     told = [line for finding in found for line in sentences.evidence(finding)]
     assert told == [*importer, *exporter]
+
+
+@pytest.mark.parametrize(
+    ("unseen", "keys"), [([], ["wrong-in-use"]), (["turn 2 of 5: wrong"], ["later-writes-unseen"])]
+)
+def test_what_is_wrong_in_use_is_said_if_the_mapping_is_right(unseen: list[str], keys: list[str]) -> None:
+    """Else each use is also wrong."""
+    records = {
+        "exporter": {"exchanged": [], "uses": ["after cuMemcpyPeerAsync: wrong"]},
+        "importer": {"exchanged": unseen, "uses": []},
+    }
+    assert [finding.key for finding in judge_exchange(outcome(records, ONE, ""))] == keys
