@@ -144,7 +144,8 @@ def carriers_of(ctx: Context) -> Iterable[Probe]:
     assert ctx.mpi is not None
     launch = replace(ctx.mpi.launch, env={**ctx.mpi.launch.env, **TELLS})
     roles = {"rank 0": send_one_kind, "rank 1": send_one_kind}
-    for devices in ctx.a_pair_or_device_of_each_backend if ctx.mpi.ucx else ():
+    by_ucx = ctx.mpi.ucx and ctx.mpi.has_gpu_path
+    for devices in ctx.a_pair_or_device_of_each_backend if by_ucx else ():
         labels = {device.label for device in devices}
         is_pair = len(devices) > 1 and all(labels <= shown for shown in launch.shows)
         for kind in kinds_to_send(devices[0]) if is_pair else ():

@@ -235,6 +235,8 @@ def test_wrong_data_of_a_kind_of_memory_fail() -> None:
 def test_kinds_of_memory_are_sent_over_ucx_between_two_gpus_only() -> None:
     able = tuple(replace(one, capabilities=frozenset({"memory-pools", "vmm-ipc"})) for one in PEERS)
     kinds = ["device memory", "memory of a pool", "VMM memory"]
-    assert [probe.name for probe in plan("mpi-small-message", *able, ucx="1.22.0") if probe.name] == kinds
-    assert not [probe.name for probe in plan("mpi-small-message", *able) if probe.name]
-    assert not [probe.name for probe in plan("mpi-small-message", able[0], ucx="1.22.0") if probe.name]
+    ucx = {"ucx": "1.22.0", "has_gpu_path": True}
+    assert [probe.name for probe in plan("mpi-small-message", *able, **ucx) if probe.name] == kinds
+    for other in ({}, {"has_gpu_path": True}, {"ucx": "1.22.0", "has_gpu_path": False}):
+        assert not [probe.name for probe in plan("mpi-small-message", *able, **other) if probe.name]
+    assert not [probe.name for probe in plan("mpi-small-message", able[0], **ucx) if probe.name]
