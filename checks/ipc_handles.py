@@ -12,7 +12,7 @@ both directions is harmless. Wrong data and errors are failures, because a libra
 the export were refused.
 
 One segment is also used as PyTorch, CuPy and UCX use it (`gpuipc_doctor.api.memory_uses`): asynchronous,
-generic and peer copies, in the default stream also, from and to pinned, registered, managed and other
+generic and peer copies, in the default stream also, from and to pinned, registered and other
 imported memory; and an event of the exporter is queried, waited for and recorded by the importer.
 
 VMM memory has a separate probe, because its export, where it succeeded, cost device memory.

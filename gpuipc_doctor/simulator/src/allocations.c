@@ -168,7 +168,7 @@ unsigned imports_open(void)
 
 bool address_is_host(uint64_t address, enum fault_condition with)
 {
-    static const enum kind kinds[] = {PINNED, REGISTERED, MANAGED};
+    static const enum kind kinds[] = {PINNED, REGISTERED};
     const struct block *found = find_block(address);
     return found && found->kind == kinds[with - WITH_PINNED];
 }

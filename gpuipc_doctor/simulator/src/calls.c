@@ -194,7 +194,6 @@ static bool condition_holds(const struct fault *fault, int device, const struct 
         return subject->default_stream;
     case WITH_PINNED:
     case WITH_REGISTERED:
-    case WITH_MANAGED:
         return address_is_host(subject->address, fault->when) || address_is_host(subject->other, fault->when);
     case BETWEEN_IMPORTS:
         return address_is_imported(subject->address, false) && address_is_imported(subject->other, false);

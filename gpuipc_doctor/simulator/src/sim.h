@@ -95,7 +95,6 @@ enum fault_condition {
     DEFAULT_STREAM,
     WITH_PINNED,
     WITH_REGISTERED,
-    WITH_MANAGED,
     BETWEEN_IMPORTS,
 };
 
