@@ -546,6 +546,8 @@ class Writer:
         base = max((base for base in self.memory if base <= number), default=None)
         if base is not None and number < base + self.memory[base][0]:
             return self.memory[base][1] + (f"+{number - base}" if number > base else "")
+        if number and call.symbol.startswith(("cuMemHost", "cuMemcpy")):
+            return "b"  # pageable memory of the host, also where it is registered
         if number and not call.code:
             sys.exit(f"{call.symbol} succeeded with {number:#x}, in no memory that was recorded")
         return word
