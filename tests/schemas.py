@@ -53,6 +53,7 @@ def _schema(name: str, kind: type, about: str, **head: Any) -> Json:
                 del properties[unreported[1]]
             for each in properties.values():
                 each.pop("default", None)
+                each.pop("propertyNames", None)  # of msgspec 0.23 and newer
             if properties.get("nodes", {}).get("type") == "array":
                 properties |= {"nodes": {"type": "string"}, "count": {"type": "integer", "minimum": 1}}
             described |= {"required": list(properties), "additionalProperties": False}

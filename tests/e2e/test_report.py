@@ -82,7 +82,7 @@ def test_roles_wait_until_the_first_has_seen_an_idle_device(doctor: Command, tmp
             [json.loads(line) for line in (probe / f"{role}.journal").read_text().splitlines()]
             for role in ("exporter", "importer")
         )
-        seen_at = next(at for at, line in enumerate(exporter) if "baselines" in line.get("facts", {}))
+        seen_at = next(at for at, line in enumerate(exporter) if line.get("name") == "baselines")
         assert "cuDevicePrimaryCtxRetain" not in {line.get("operation") for line in exporter[:seen_at]}
         began = next(line["at"] for line in importer if line.get("operation") == "cuDevicePrimaryCtxRetain")
         assert began > exporter[seen_at - 1]["at"]

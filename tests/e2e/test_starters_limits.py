@@ -77,7 +77,7 @@ def prolog(
 @pytest.mark.parametrize(
     ("which", "limit", "names"),
     [
-        full(resource.RLIMIT_AS, 20 * MIB, "cannot start"),
+        full(resource.RLIMIT_AS, 17 * MIB, "cannot start"),
         (resource.RLIMIT_AS, 50 * MIB, "ulimit -v"),
         (resource.RLIMIT_AS, 150 * MIB, "ulimit -v"),
         full(resource.RLIMIT_AS, 700 * MIB, "ulimit -v"),

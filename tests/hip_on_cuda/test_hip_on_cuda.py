@@ -36,10 +36,13 @@ FOR_KERNELS = {
     "hipDeviceEnablePeerAccess",
     "hipDeviceGetP2PAttribute",
     "hipExtMallocWithFlags",
+    "hipMemcpyAsync",
+    "hipMemcpyPeerAsync",
     "hipModuleLoadData",
     "hipPointerGetAttributes",
 }
-"""Calls of ipc-kernels and of histories, for which CUDA has no function with these parameters."""
+"""Calls of ipc-kernels, `api.memory_uses` and histories, for which CUDA has no function with these
+parameters."""
 
 NBYTES = 4 << 20
 ROOT = Path(__file__).parents[2]

@@ -90,7 +90,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "cli/stdio.py": "os.fdopen os.open",
         "diagnose/archives.py": "open",
         "diagnose/sources.py": "os.fdopen os.open",  # os.open: a log or pipe that the user names; `_open`
-        "worker/fabric.py": "TemporaryFile",
+        "worker/fabric.py": "TemporaryFile open",
         "fleet/ask.py": "open",  # the tool to send, or /dev/null
         "job/recorder_dumps.py": "os.fdopen",
         "job/shared_memory.py": "os.fdopen",
