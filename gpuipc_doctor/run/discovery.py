@@ -162,11 +162,13 @@ class Discovery:
             return job.devices, (), (), {}
         if job.unknown and not job.chosen:
             return _NOTHING
-        found, facts, _, traits = self._ask_drivers(job.backends or self.planner.request.backends)
+        found, facts, answered, traits = self._ask_drivers(job.backends or self.planner.request.backends)
         devices, missing = job.numbered(found)
+        # A driver that has not answered, or listed nothing, has given the reason.
+        missing = tuple(gpu for gpu in missing if found and gpu.partition(":")[0] in answered)
         labels = {device.identity: device.label for device in devices}
         traits = {labels.get(device.identity, ""): traits.get(device.label, {}) for device in found}
-        return devices, facts, missing if found else (), traits  # otherwise the driver has given the reason
+        return devices, facts, missing, traits
 
     def _plan_inventory(self) -> tuple[PlannedProbe, ...]:
         """Query drivers and libraries for inventory facts; the findings are not reported."""
