@@ -88,6 +88,8 @@ class CollectiveData(CollectiveCheck):
             if first["lacks"]
             else []
         )
+        if refused := first.get("refused"):
+            lacks.append(Evidence.seen("not tested: reductions of fp8: {refused}", refused=refused))
         yield Finding.ok(
             "correct",
             says if len(ranks) > 1 else alone,

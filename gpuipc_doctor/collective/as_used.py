@@ -110,7 +110,8 @@ def cases(ranks: int, room: int, *, soak: bool) -> Iterator[Case]:
 def run(
     w: Worker, library: Collectives, comm: Communicator, room: int, results: Results, *, soak: bool
 ) -> list[str]:
-    """Run a case for each use; returns what the library or the GPU does not have."""
+    """Run a case for each use; returns what the library does not have. Records ``refused``: what the call for
+    fp8 returned, if the library or the GPU does not take it."""
     lacks = library.lacks("ncclRedOpCreatePreMulSum")
     for case in cases(comm.size, room, soak=soak):
         if case.reduction == "doubled" and lacks:
@@ -120,7 +121,7 @@ def run(
         except DriverError as error:
             if case.kind != FP8 or error.fault.code != _INVALID_ARGUMENT:
                 raise
-            lacks.append("reductions of fp8")
+            w.record(refused=str(error.fault))
     return lacks
 
 

@@ -47,6 +47,12 @@ def test_other_libraries_and_a_missing_call_are_evidence() -> None:
     assert "other libraries, not tested: /opt/libnccl.so.2 (2.20.5)" in lines
 
 
+def test_fp8_that_is_refused_is_told_by_the_call() -> None:
+    """Before Hopper the GPU has none, whatever the library's version."""
+    refused = "ncclAllReduce returned ncclInvalidArgument (4)"
+    assert f"not tested: reductions of fp8: {refused}" in evidence(judged(ranks({"refused": refused})))
+
+
 def test_wrong_data_names_operation_rank_and_what_it_needs() -> None:
     needs = {"always": True, "words": ["in place", "of bfloat16"], "least": 65536}
     failed = wrong(("all-reduce", 65536), ("all-reduce", 1 << 20))
