@@ -24,6 +24,7 @@ from gpuipc_doctor.collective.data import (
     Operation,
     Results,
     count,
+    run_pair,
 )
 
 THREAD, GROUP, DEFAULT, PRIORITY = (
@@ -165,14 +166,7 @@ def run_beside(
         (comm, Case(3900, "all-reduce", size // kind.nbytes, kind, True, 0, BESIDE)),
         (part, Case(3901, "all-gather", count("all-gather", size, kind, part.size), kind, False, 0, BESIDE)),
     )
-    with w.step(f"{pair[0][1]}"), ExitStack() as resources:
-        operations = [Operation(w, of, case, resources) for of, case in pair]
-        for operation, stream in zip(operations, streams, strict=True):
-            operation.queue(library, stream)
-        for operation, stream in zip(operations, streams, strict=True):
-            stream.synchronize()
-            operation.comm.check()
-            results.add(operation)
+    run_pair(w, library, streams, pair, results)
 
 
 # ---- what it takes to fail ----

@@ -300,13 +300,25 @@ def run_on_two_streams(
 ) -> None:
     """Queue two operations in two streams before either is waited for."""
     streams = w.gpu.create_stream(), w.gpu.create_stream()
-    for pair in cases_on_streams(comm.size, room):
-        with w.step(f"{pair[0]} beside {pair[1].operation}"), ExitStack() as resources:
-            operations = [Operation(w, comm, case, resources) for case in pair]
-            for operation, stream in zip(operations, streams, strict=True):
-                operation.queue(library, stream)
-            for stream in streams:
-                stream.synchronize()
-            comm.check()
-            for operation in operations:
-                results.add(operation)
+    for one, other in cases_on_streams(comm.size, room):
+        run_pair(w, library, streams, ((comm, one), (comm, other)), results)
+
+
+def run_pair(
+    w: Worker,
+    library: Collectives,
+    streams: tuple[GpuStream, GpuStream],
+    pair: tuple[tuple[Communicator, Case], tuple[Communicator, Case]],
+    results: Results,
+) -> None:
+    """Queue an operation in each stream before either is waited for."""
+    with w.step(f"{pair[0][1]} beside {pair[1][1].operation}"), ExitStack() as resources:
+        operations = [Operation(w, comm, case, resources) for comm, case in pair]
+        for operation, stream in zip(operations, streams, strict=True):
+            operation.queue(library, stream)
+        for stream in streams:
+            stream.synchronize()
+        for operation in operations:
+            operation.comm.check()
+        for operation in operations:
+            results.add(operation)
