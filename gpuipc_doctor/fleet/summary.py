@@ -208,7 +208,7 @@ def _told(report: Report) -> Iterator[FindingSummary]:
             finding.status.value,
             identity,
             fold_subjects(result.devices for result in results),
-            sentences.summary(finding)[:MAX_TEXT],
+            sentences.headline(finding)[:MAX_TEXT],
             finding.remedy[:MAX_TEXT] if finding.status is not Status.SKIP else "",
             tuple(join.issue for join in merged_results.joins_of(report.joins, results)),
         )

@@ -9,7 +9,7 @@ from gpuipc_doctor.model import Status, Subject, Tier
 from gpuipc_doctor.present.blocks import Entry
 from gpuipc_doctor.present.text import counted
 from gpuipc_doctor.report import merged_results, sentences
-from gpuipc_doctor.report_types import CheckInfo, Report, Result
+from gpuipc_doctor.report_types import CheckInfo, Relation, Report, Result
 
 
 class Verdict(enum.Enum):
@@ -72,9 +72,13 @@ def reason(report: Report) -> str:
         found = [paragraph for paragraph in merged_results.paragraphs(report) if paragraph.status is worst]
         told = next((each for each in found if each.joins or each.finding.key == "no-room"), found[0])
         where = f" on {told.where}" if told.where else ""
-        known = f" (known issue {told.joins[0].issue})" if told.joins else ""
+        known = told.joins[0] if told.joins else None
+        says = sentences.headline(told.finding)
+        if known:
+            shown = worst is Status.FAIL and known.relation is Relation.CONFIRMED
+            says = f"{known.title if shown else says} (known issue {known.issue})"
         more = f"; {counted(len(found) - 1, 'more finding')}" if len(found) > 1 else ""
-        return f"{', '.join(told.checks)}{where}: {sentences.summary(told.finding)}{known}{more}"
+        return f"{', '.join(told.checks)}{where}: {says}{more}"
     if report.interrupted:
         return "the run was interrupted"
     if report.nothing_tested:

@@ -140,7 +140,7 @@ def _entries(comparison: Comparison) -> Iterator[Entry]:
         for verdict in comparison.turned(turn):
             if verdict.after and verdict.finding:
                 finding = verdict.finding
-                items = (Item(sentences.summary(finding), hang=0), do(finding.remedy))
+                items = (Item(sentences.headline(finding), hang=0), do(finding.remedy))
                 yield Entry(verdict.after.value, _title(verdict), items)
 
 

@@ -149,7 +149,7 @@ def nagios(report: Report, *, width: int = 80) -> str:
 def _reason(report: Report, counts: Counter[Status]) -> str:
     if shown := [p for p in merged_results.paragraphs(report) if p.status is not Status.SKIP]:
         where = f" on {shown[0].where}" if shown[0].where else ""
-        return f"{', '.join(shown[0].checks)}{where}: {sentences.summary(shown[0].finding)}"
+        return f"{', '.join(shown[0].checks)}{where}: {sentences.headline(shown[0].finding)}"
     if report.interrupted:
         return "interrupted"
     return "nothing was tested" if report.nothing_tested else f"{counts[Status.PASS]} checks passed"
@@ -364,7 +364,7 @@ def title(report: Report, paragraph: Paragraph) -> str:
 
 def _body(report: Report, paragraph: Paragraph, told: Container[str]) -> Iterator[Item | Chain]:
     first, lines = paragraph.results[0], evidence(paragraph, told)
-    yield Item(sentences.summary(paragraph.finding), hang=0)
+    yield Item(sentences.headline(paragraph.finding), hang=0)
     yield from map(Item, lines[:EVIDENCE_LINES])
     if len(lines) > EVIDENCE_LINES:
         yield Item(f"… and {len(lines) - EVIDENCE_LINES} more in the JSON report")
@@ -418,7 +418,7 @@ def _stack(kind: str, role: RoleOutcome, frames: Sequence[str]) -> Iterator[Chai
 def evidence(paragraph: Paragraph, told: Container[str]) -> list[str]:
     """The evidence lines, without known issues described in an earlier entry."""
     items = [item for item in paragraph.finding.evidence if item.kind is not EvidenceKind.CAUSE]
-    return [
+    return [*sentences.place(paragraph.finding)] + [
         sentences.line(item)
         for item in items
         if item.kind is not EvidenceKind.ISSUE or str(item.values.get("issue")) not in told

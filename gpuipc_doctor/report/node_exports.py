@@ -49,7 +49,7 @@ def html(report: Report) -> str:
         findings=list(node_content.described(merged_results.paragraphs(report))),
         content=node_content,
         pairs=p2p.rows(report),
-        summary=sentences.summary,
+        summary=sentences.headline,
         folded=_folded,
         pictures=list(_pictures(report)),
         facts=[fact for fact in report.inventory if fact.value is not None],
@@ -103,7 +103,7 @@ def _case(results: Sequence[Result]) -> ElementTree.Element:
     words = [first.subject, first.probe, f"#{first.repetition}" if first.repetition > 1 else ""]
     told = [result.finding for result in results if result.finding.status is worst]
     lines = [line for finding in told for line in _lines(finding)]
-    name, message = " ".join(filter(None, words)), sentences.summary(told[0])
+    name, message = " ".join(filter(None, words)), sentences.headline(told[0])
     return case(first.check, name, first.elapsed_s, worst, message, lines)
 
 

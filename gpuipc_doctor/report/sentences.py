@@ -8,7 +8,7 @@ file or a JSON report could then read our objects' attributes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json
 
@@ -35,6 +35,10 @@ def _bytes(value: Json) -> str:
 _UNITS = (("MiB", 2**20), ("KiB", 2**10))
 
 
+def _aside(value: Json) -> str:
+    return f" ({value})" if value else ""
+
+
 FORMS: Mapping[str, Callable[[Json], str]] = {
     "bytes": _bytes,
     "mib": lambda value: _in("MiB", 2**20, value),
@@ -44,19 +48,21 @@ FORMS: Mapping[str, Callable[[Json], str]] = {
     "times": lambda value: f"{value:.1f}",
     "round": lambda value: f"{value:.0f}",
     "env": lambda value: " ".join(f"{name}={setting}" for name, setting in value.items()),
-    "aside": lambda value: f" ({value})" if value else "",
+    "aside": _aside,
+    "place": _aside,
 }
-"""Form → function that formats a value. Short lines omit values with the form ``aside``."""
+"""Form → function that formats a value. Short lines omit values of the forms ``aside`` and ``place``; a headline
+leaves the ``place`` of a call, the step of its check, to the evidence."""
 
 
-def fill(says: str, values: Mapping[str, Json], *, brief: bool = False) -> str:
-    """The sentence with its values filled in; with ``brief``, without its asides."""
+def fill(says: str, values: Mapping[str, Json], *, without: Collection[str] = ()) -> str:
+    """The sentence with its values filled in, ``without`` those of these forms."""
 
     def one(found: re.Match[str]) -> str:
         name, form = found.groups()
         if name not in values:
             return found[0]
-        if form == "aside" and brief:
+        if form in without:
             return ""
         try:
             return FORMS.get(form or "", _plain)(values[name])
@@ -68,8 +74,23 @@ def fill(says: str, values: Mapping[str, Json], *, brief: bool = False) -> str:
 
 def summary(finding: Finding, *, brief: bool = False) -> str:
     """The summary in one line: the cause before the call, if one is known."""
+    return _summary(finding, ("aside", "place") if brief else ())
+
+
+def headline(finding: Finding) -> str:
+    """The summary without the place of the call, which `place` says."""
+    return _summary(finding, ("place",))
+
+
+def place(finding: Finding) -> tuple[str, ...]:
+    """The line of evidence that says in which step of its check a call was made, if its sentence has that."""
+    found = [finding.values.get(name) for name, form in _OPEN.findall(finding.says) if form == "place"]
+    return tuple(f"this call: {step}" for step in found if step)
+
+
+def _summary(finding: Finding, without: Collection[str]) -> str:
     causes = (fill(item.says, item.values) for item in finding.evidence if item.kind is EvidenceKind.CAUSE)
-    return "; ".join((*causes, fill(finding.says, finding.values, brief=brief)))
+    return "; ".join((*causes, fill(finding.says, finding.values, without=without)))
 
 
 def evidence(finding: Finding) -> tuple[str, ...]:

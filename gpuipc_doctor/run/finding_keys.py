@@ -80,7 +80,7 @@ def _rows(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _without_figures(says: str) -> str:
-    return re.sub(r"\{[^}]*\}", "…", re.sub(r"\{\w+:aside\}|^\{\w+\}: ", "", says)).removeprefix("…: ")
+    return re.sub(r"\{[^}]*\}", "…", re.sub(r"\{\w+:(?:aside|place)\}|^\{\w+\}: ", "", says)).removeprefix("…: ")
 
 
 def _named_texts(tree: ast.Module) -> Iterator[tuple[str, str]]:

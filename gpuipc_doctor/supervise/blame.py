@@ -50,7 +50,7 @@ _BANNER = re.compile(r"^-{20,}\n\s*(.+?)\n\s*(?:\n|-{20,}$)", re.MULTILINE | re.
 """Pattern for the first paragraph between rules of dashes, as Open MPI's launcher prints it."""
 
 
-_CALL = "{role}: {call} #{occurrence}{step:aside}"
+_CALL = "{role}: {call} #{occurrence}{step:place}"
 """Sentence part for a call: ``importer: cuIpcOpenMemHandle #4 (second open of segment 1)``."""
 
 

@@ -22,9 +22,20 @@ VALUES = st.dictionaries(st.sampled_from(["n", "call", "__init__"]), JSON, max_s
 
 
 @PROPERTY
-@given(SAYS, VALUES, st.booleans())
-def test_any_sentence_is_formatted(says: str, values: dict[str, Any], brief: bool) -> None:
-    assert isinstance(sentences.fill(says, values, brief=brief), str)
+@given(SAYS, VALUES, st.sets(st.sampled_from(list(sentences.FORMS))))
+def test_any_sentence_is_formatted(says: str, values: dict[str, Any], without: set[str]) -> None:
+    assert isinstance(sentences.fill(says, values, without=without), str)
+
+
+def test_headline_leaves_the_place_of_a_call_to_the_evidence() -> None:
+    says = "{role}: {call} #{occurrence}{step:place} hung{why:aside}"
+    finding = Finding.fail("hung", says, role="importer", call="cuInit", occurrence=8, step="round 1", why="x")
+    assert sentences.headline(finding) == "importer: cuInit #8 hung (x)"
+    assert sentences.place(finding) == ("this call: round 1",)
+    assert sentences.summary(finding) == "importer: cuInit #8 (round 1) hung (x)"
+    assert sentences.summary(finding, brief=True) == "importer: cuInit #8 hung"
+    at_once = Finding.fail("hung", says, role="driver", call="cuInit", occurrence=1, step="", why="")
+    assert (sentences.headline(at_once), sentences.place(at_once)) == ("driver: cuInit #1 hung", ())
 
 
 @PROPERTY
