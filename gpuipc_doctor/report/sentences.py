@@ -51,8 +51,8 @@ FORMS: Mapping[str, Callable[[Json], str]] = {
     "aside": _aside,
     "place": _aside,
 }
-"""Form → function that formats a value. Short lines omit values of the forms ``aside`` and ``place``; a headline
-leaves the ``place`` of a call, the step of its check, to the evidence."""
+"""Form → function that formats a value. Short lines omit values of the forms ``aside`` and ``place``. A
+headline leaves the ``place`` of a call, the step of its check, to the evidence."""
 
 
 def fill(says: str, values: Mapping[str, Json], *, without: Collection[str] = ()) -> str:

@@ -80,7 +80,8 @@ def _rows(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _without_figures(says: str) -> str:
-    return re.sub(r"\{[^}]*\}", "…", re.sub(r"\{\w+:(?:aside|place)\}|^\{\w+\}: ", "", says)).removeprefix("…: ")
+    without_asides = re.sub(r"\{\w+:(?:aside|place)\}|^\{\w+\}: ", "", says)
+    return re.sub(r"\{[^}]*\}", "…", without_asides).removeprefix("…: ")
 
 
 def _named_texts(tree: ast.Module) -> Iterator[tuple[str, str]]:

@@ -29,7 +29,8 @@ def test_any_sentence_is_formatted(says: str, values: dict[str, Any], without: s
 
 def test_headline_leaves_the_place_of_a_call_to_the_evidence() -> None:
     says = "{role}: {call} #{occurrence}{step:place} hung{why:aside}"
-    finding = Finding.fail("hung", says, role="importer", call="cuInit", occurrence=8, step="round 1", why="x")
+    call = {"call": "cuInit", "occurrence": 8}
+    finding = Finding.fail("hung", says, role="importer", step="round 1", why="x", **call)
     assert sentences.headline(finding) == "importer: cuInit #8 hung (x)"
     assert sentences.place(finding) == ("this call: round 1",)
     assert sentences.summary(finding) == "importer: cuInit #8 (round 1) hung (x)"
