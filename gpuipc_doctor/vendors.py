@@ -168,6 +168,8 @@ class SupportedVendor(Vendor):
     mpi: MpiNames
     component: str
     """To whom bug reports go (`ticket`)."""
+    dra_driver: str
+    """Name of the vendor's driver for Kubernetes' dynamic resource allocation."""
     site: str
     """The shipped site config for a Slurm cluster with these GPUs."""
     allocators: Mapping[str, tuple[str, ...]]
@@ -190,6 +192,7 @@ NVIDIA = SupportedVendor(
     backend="cuda",
     name="NVIDIA",
     component="nvidia",
+    dra_driver="gpu.nvidia.com",
     platform="CUDA",
     pci="0x10de",
     library="libcuda.so.1",
@@ -269,6 +272,7 @@ AMD = SupportedVendor(
     backend="hip",
     name="AMD",
     component="amd",
+    dra_driver="gpu.amd.com",
     platform="ROCm",
     pci="0x1002",
     library="libamdhip64.so",

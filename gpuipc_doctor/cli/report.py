@@ -36,9 +36,10 @@ _of_ticket = options.table(
 @click.command()
 @click.argument("file", type=options.FilePath())
 @formats.options(
-    ("matrix", "html", "markdown", "junit", "prometheus", "ticket", "c"),
-    "Format for a terminal, a browser, a ticket system, CI or Prometheus' node_exporter (textfile); ticket, "
-    "a bug report; or c, a program that reproduces the failure. The options below are for a ticket.",
+    ("matrix", "html", "markdown", "junit", "prometheus", "nvsentinel", "device-taint", "ticket", "c"),
+    "Format for a terminal, a browser, a ticket system, CI, Prometheus' node_exporter (textfile), NVSentinel "
+    "(HealthEvents) or Kubernetes (DeviceTaintRule); ticket, a bug report; or c, a program that reproduces "
+    "the failure. The options below are for a ticket.",
     json="",
 )
 @click.option(
@@ -60,7 +61,7 @@ def command(
     FILE is written by `gpuipc-doctor check --output FILE`; for a ticket also by `gpuipc-doctor job --save
     FILE`. The exit code tells whether the report could be read, not its result.
     """
-    from gpuipc_doctor.report import node_content, node_exports
+    from gpuipc_doctor.report import kubernetes_exports, node_content, node_exports
 
     if form == "ticket":
         if output is not None:
@@ -80,6 +81,8 @@ def command(
             "html": node_exports.html,
             "junit": node_exports.junit,
             "prometheus": node_exports.prometheus,
+            "nvsentinel": kubernetes_exports.health_events,
+            "device-taint": kubernetes_exports.device_taint,
         }
         text = formats.text(saved.report(file), form, writers)
     if output is None:
