@@ -1,4 +1,4 @@
-"""Share many small pools, one after the other, while a pointer of another pool stays open."""
+"""Share many small pools, one after the other, while 65 pointers of another pool stay open."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ from gpuipc_doctor.api import (
     reader_of,
     watched,
     write_glances,
+    write_pattern,
     wrong_glances,
+    wrong_pattern,
 )
 from gpuipc_doctor.api.offered_memory import pass_pool, receive_pool
 
 SMALL, ROUNDS = 2 << 20, range(1, 65)
 """Bytes allocated from each small pool, and the numbers of these pools."""
 
+STAY = 65
+"""Pointers of the pool that stays: more than a table of 64 holds."""
+
 LOOKS = 4
 """The memory that stays is read after every fourth pool."""
 
-POINTER_STAYS = "the pointer that stays"
+POINTER_STAYS = "a pointer that stays"
 
 
 def share_many(w: Worker) -> None:
@@ -33,11 +38,13 @@ def share_many(w: Worker) -> None:
     w.peer.recv()  # the importer has created its context
     meter, stream, wrong = Meter(w), w.gpu.create_stream(), list[str]()
     lasting = w.gpu.create_shared_pool()
-    stays = lasting.alloc(SMALL, stream)
+    memories = [lasting.alloc(SMALL, stream) for _ in range(STAY)]
     stream.synchronize()
-    write_glances(stays, SMALL)
-    pass_pool(w.peer, lasting, [stays])
-    read_stays = reader_of(w, POINTER_STAYS, stays, SMALL)
+    for n, memory in enumerate(memories[:-1]):
+        write_glances(memory, SMALL, n)
+    write_pattern(memories[-1], SMALL)
+    pass_pool(w.peer, lasting, memories)
+    read_stays = reader_of(w, POINTER_STAYS, memories[0], SMALL, 0)
 
     def use_pool(number: int, *, shared: bool) -> None:
         pool = w.gpu.create_shared_pool()
@@ -74,9 +81,13 @@ def share_many(w: Worker) -> None:
 def attach_many(w: Worker) -> None:
     stream, wrong = w.gpu.create_stream(), list[str]()
     w.peer.send("ready")
-    (pointer,), lasting = w.peer.recv(), receive_pool(w)
-    stays = lasting.import_pointer(pointer, SMALL)
-    read_stays = reader_of(w, POINTER_STAYS, stays, SMALL)
+    pointers, lasting = w.peer.recv(), receive_pool(w)
+    with w.step(f"import {STAY} pointers of a pool"):
+        memories = [lasting.import_pointer(pointer, SMALL) for pointer in pointers]
+    for n, memory in enumerate(memories[:-1]):
+        wrong += wrong_glances(f"pointer {n + 1} of {STAY} at a time", memory, SMALL, n)
+    wrong += wrong_pattern(f"pointer {STAY} of {STAY} at a time", memories[-1], SMALL)
+    read_stays = reader_of(w, POINTER_STAYS, memories[0], SMALL, 0)
     for number, (pointer,) in enumerate(watched(w, "imported pool", iter(w.peer.recv, None))):
         pool = receive_pool(w)
         pool.import_pointer(pointer, SMALL).free(stream)

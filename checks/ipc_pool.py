@@ -8,7 +8,7 @@ the end the exporter is killed while a pointer is open.
 The first pool is also used as PyTorch, CuPy and UCX use memory (`gpuipc_doctor.api.memory_uses`).
 
 A further probe shares many small pools, one after the other. They must leave nothing behind in either process
-or on the device, and must not change the memory of another pool that stays open.
+or on the device, and must not change the memory of another pool, of which 65 pointers stay open.
 """
 
 from __future__ import annotations

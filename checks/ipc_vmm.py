@@ -11,6 +11,9 @@ In further cases, either process re-creates its context, after which IPC handles
 exporter releases everything; the exporter is killed; the importer is killed. If memory is missing after the
 last case, a spare importer is also killed. Leaks over many imports are tested by `ipc-vmm-release`.
 
+A further case has 65 imports at a time. Some lie side by side, and access is granted to them together, and
+again, as PyTorch's expandable segments do.
+
 One process also maps, copies and unmaps memory many times without a pause: addresses are then reserved again
 while the driver's own thread is still busy with the last copy.
 """
@@ -49,6 +52,7 @@ from ._ipc_vmm_killed import (
     share_and_watch,
     write_and_die,
 )
+from ._ipc_vmm_many import attach_many, export_many, judge_many
 from ._ipc_vmm_remapping import judge_remapped, remap
 from ._ipc_vmm_sharing import judge_wrong
 
@@ -82,7 +86,10 @@ class IpcVmm(Check):
             fresh = "context" if name == "contexts" else ""
             alone = [(device,) for device in ctx.devices]
             for devices in ctx.exporters if ends else ctx.subjects if len(roles) > 1 else alone:
-                yield Probe(name, roles, devices, harms=harms, exclusive=exclusive, fresh=fresh, ends=ends)
+                params = {"room": ctx.room(devices)}
+                yield Probe(
+                    name, roles, devices, params, harms=harms, exclusive=exclusive, fresh=fresh, ends=ends
+                )
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         _, judge = PROCEDURES[done.probe]
@@ -166,6 +173,7 @@ def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
 
 PROCEDURES = {
     "data": ({"exporter": export, "importer": attach}, judge_data),
+    "many": ({"exporter": export_many, "importer": attach_many}, judge_many),
     "mapped many times": ({"allocator": remap}, judge_remapped),
     "contexts": ({"exporter": export_anew, "importer": attach_anew}, judge_contexts),
     "exporter gone": ({"exporter": export_and_die, "importer": outlive}, judge_gone),

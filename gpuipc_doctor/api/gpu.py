@@ -389,8 +389,11 @@ class Gpu(Protocol):
     def create_physical(self, nbytes: int) -> PhysicalMemory:
         """New physical memory that can be exported as a descriptor."""
 
-    def map_adjacent(self, parts: Sequence[PhysicalMemory]) -> VmmMapping:
-        """Map physical memory of this process at adjacent addresses, each part behind the one before."""
+    def map_adjacent(self, parts: Sequence[PhysicalMemory], *, grants: int = 0) -> VmmMapping:
+        """Map physical memory at adjacent addresses, each part behind the one before.
+
+        Access is granted to each part when it is mapped; or, with ``grants``, so many times to all of them
+        when all are mapped, as PyTorch's expandable segments do."""
 
     @property
     def fabric_granule(self) -> int:

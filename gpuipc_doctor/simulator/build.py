@@ -197,7 +197,7 @@ def _memory(row: Row) -> dict[str, str]:
         fields["other"] = f"(uint64_t)(uintptr_t){'to' if inward == 'from' else 'from'}"
     if row.call == "pool-trim":
         fields["address"] = "(uint64_t)(uintptr_t)pool"
-    for name, width in (("bytes", 1), ("count", _WIDTHS.get(row.function, 1))):
+    for name, width in (("count", _WIDTHS.get(row.function, 1)), ("bytes", 1)):
         if row.call in _SIZED and f"size_t {name}" in row.parameters:
             fields["bytes"] = f"(uint64_t){name} * {width}"
     return fields
@@ -207,6 +207,7 @@ _SIZED = (
     "mem-alloc",
     "pool-alloc-from",
     "vmm-create",
+    "vmm-set-access",
     "fill",
     "copy-to-device",
     "copy-from-device",

@@ -64,10 +64,23 @@ def test_memory_whose_addresses_were_just_unmapped_shows_its_own_data(wrong: Jso
     assert [finding.key for finding in found] == [key]
 
 
+@pytest.mark.parametrize(
+    ("exporter", "importer", "keys"),
+    [([], [], ["many"]), (WRONG, [], ["wrong-data"]), ([], WRONG, ["wrong-data"])],
+)
+def test_each_of_many_imports_shows_its_own_data(exporter: Json, importer: Json, keys: list[str]) -> None:
+    found = conclude(
+        "ipc-vmm",
+        {"exporter": {"wrong": exporter}, "importer": {"wrong": importer, "count": 65}},
+        probe="many",
+    )
+    assert [finding.key for finding in found] == keys
+
+
 def test_each_device_and_pair_is_probed_and_probes_that_kill_are_marked_as_harmful() -> None:
     planned = plan("ipc-vmm", gpu(0), gpu(1))
     assert {probe.subject for probe in planned} == {"cuda:0", "cuda:1", "cuda:0 > cuda:1"}
-    names = {"data", "mapped many times", "contexts", "exporter gone", "importer gone"}
+    names = {"data", "many", "mapped many times", "contexts", "exporter gone", "importer gone"}
     assert {probe.name for probe in planned} == names
     harmful = {probe.name for probe in planned if probe.harms}
     assert harmful == {"exporter gone", "importer gone"}
@@ -77,6 +90,7 @@ def test_each_device_and_pair_is_probed_and_probes_that_kill_are_marked_as_harmf
     ("name", "subjects", "marks"),
     [
         ("data", ["cuda:0", "cuda:1", "cuda:0 > cuda:1"], (False, "")),
+        ("many", ["cuda:0", "cuda:1", "cuda:0 > cuda:1"], (False, "")),
         ("mapped many times", ["cuda:0", "cuda:1"], (False, "")),
         ("contexts", ["cuda:0", "cuda:1", "cuda:0 > cuda:1"], (False, "context")),
         ("exporter gone", ["cuda:0", "cuda:1"], (False, "")),

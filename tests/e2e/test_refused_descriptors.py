@@ -54,6 +54,7 @@ def test_environment_is_blamed_and_not_the_driver(device: str, code: int) -> Non
     }
     assert findings == {
         "data": ("WARN", "pidfd-refused"),
+        "many": ("PASS", "many"),
         "mapped many times": ("PASS", "remaps"),
         "contexts": ("PASS", "imports-again"),
         "exporter gone": ("PASS", "outlives"),

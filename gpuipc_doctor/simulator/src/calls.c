@@ -166,7 +166,7 @@ static bool condition_holds(const struct fault *fault, int device, const struct 
     case CROWDED:
         return sim_initialized() && sharing_processes() >= fault->least;
     case FULL:
-        return imports_open() >= fault->least;
+        return imports_open() + vmm_imports_open() >= fault->least;
     case OTHER_THREAD:
         return process && !pthread_equal(first_thread, pthread_self());
     case TWO_DEVICES:
@@ -195,6 +195,10 @@ static bool condition_holds(const struct fault *fault, int device, const struct 
     case WITH_PINNED:
     case WITH_REGISTERED:
         return address_is_host(subject->address, fault->when) || address_is_host(subject->other, fault->when);
+    case GRANTED:
+        return vmm_is_granted(subject->address);
+    case LATE_ACCESS:
+        return vmm_is_late(subject->address);
     case BETWEEN_IMPORTS:
         return address_is_imported(subject->address, false) && address_is_imported(subject->other, false);
     default:

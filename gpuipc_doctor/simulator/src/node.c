@@ -82,7 +82,7 @@ static const char *const conditions[] = {"always", "context-was-destroyed", "ope
                                          "crowded", "full", "other-thread", "two-devices", "importer-gone",
                                          "forked", "idle", "odd-address", "inside", "pool-imported", "held",
                                          "earlier", "of-import", "peer-enabled", "default-stream",
-                                         "pinned", "registered", "between-imports", NULL};
+                                         "pinned", "registered", "between-imports", "granted", "late", NULL};
 /* In the order of enum fault_effect. */
 static const char *const effects[EFFECTS + 1] = {"error",  "hang",    "hang-ignore-term", "segv",  "abort",
                                       "corrupt-byte", "corrupt-page", "stale", "collide", "leak", "keep",

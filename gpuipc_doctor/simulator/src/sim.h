@@ -96,6 +96,8 @@ enum fault_condition {
     WITH_PINNED,
     WITH_REGISTERED,
     BETWEEN_IMPORTS,
+    GRANTED,
+    LATE_ACCESS,
 };
 
 enum fault_effect { /* in the order of node.c's words */
@@ -370,6 +372,9 @@ unsigned slot_in_block(const struct ipc_handle *handle); /* which small segment 
 uint64_t handle_bytes(const struct ipc_handle *handle); /* of the allocation that it is of, or 0 */
 bool address_is_inside(uint64_t address);  /* of an allocation, but not its beginning */
 unsigned imports_open(void);               /* in this process: legacy mappings and what came from pools */
+unsigned vmm_imports_open(void);
+bool vmm_is_granted(uint64_t address); /* this process has access to what is mapped there */
+bool vmm_is_late(uint64_t address);    /* something was mapped elsewhere after it */
 bool pool_is_imported(uint64_t pool);      /* by another process */
 bool address_is_host(uint64_t address, enum fault_condition with);
 bool address_is_imported(uint64_t address, bool earlier); /* earlier: and something was imported after it */

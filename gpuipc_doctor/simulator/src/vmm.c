@@ -297,12 +297,33 @@ int sim_vmm_unmap(uint64_t address, size_t bytes)
     return SUCCESS;
 }
 
-int sim_vmm_set_access(uint64_t address, size_t bytes, const struct vmm_access *access, size_t count)
+/* Whether the process has access already to what is mapped there. */
+bool vmm_is_granted(uint64_t address)
+{
+    const struct block *block = block_of_kind(address, PHYSICAL);
+    return block && block->readable;
+}
+
+bool vmm_is_late(uint64_t address)
+{
+    const struct block *block = block_of_kind(address, PHYSICAL);
+    for (const struct block *each = blocks; block && each; each = each->next)
+        if (each->kind == PHYSICAL && each->allocations->id > block->allocations->id)
+            return true;
+    return false;
+}
+
+unsigned vmm_imports_open(void)
+{
+    unsigned count = 0;
+    for (const struct physical *each = physicals; each; each = each->next)
+        count += each->mapping >= 0;
+    return count;
+}
+
+static int grant(struct block *block, const struct vmm_access *access, size_t count)
 {
     enum { LOCATION_DEVICE = 1, READ = 1, READ_WRITE = 3 };
-    struct block *block = block_of_kind(address, PHYSICAL);
-    if (!block || block->base != address || block->bytes != bytes || !access || !count)
-        return INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
         int device = ordinal_device(access[i].location.id);
         if (access[i].location.type != LOCATION_DEVICE)
@@ -317,6 +338,27 @@ int sim_vmm_set_access(uint64_t address, size_t bytes, const struct vmm_access *
             block->writable |= 1u << device;
     }
     return SUCCESS;
+}
+
+/* The range may cover several mappings, each whole. */
+int sim_vmm_set_access(uint64_t address, size_t bytes, const struct vmm_access *access, size_t count)
+{
+    struct block *block = block_of_kind(address, PHYSICAL);
+    if (!access || !count || !bytes)
+        return INVALID_VALUE;
+    for (uint64_t at = address; at < address + bytes; at += block->bytes) {
+        block = block_of_kind(at, PHYSICAL);
+        if (!block || block->base != at || at + block->bytes > address + bytes)
+            return INVALID_VALUE;
+    }
+    int code = SUCCESS;
+    for (uint64_t at = address; at < address + bytes && !code; at += block->bytes) {
+        block = block_of_kind(at, PHYSICAL);
+        code = grant(block, access, count);
+        if (at + block->bytes == address + bytes && fault_asks(CORRUPT_PAGE))
+            block->allocations->flaw.bad = bad_part_of(block->bytes);
+    }
+    return code;
 }
 
 int sim_vmm_get_access(uint64_t *flags, const struct vmm_location *location, uint64_t address)

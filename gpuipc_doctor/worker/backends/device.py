@@ -179,8 +179,8 @@ class DriverGpu:
     def create_physical(self, nbytes: int) -> DriverPhysicalMemory:
         return DriverPhysicalMemory.create(self.contexts, nbytes, HandleType.DESCRIPTOR)
 
-    def map_adjacent(self, parts: Sequence[PhysicalMemory]) -> DriverVmmMapping:
-        return DriverVmmMapping(self.contexts, cast("Sequence[DriverPhysicalMemory]", parts))
+    def map_adjacent(self, parts: Sequence[PhysicalMemory], *, grants: int = 0) -> DriverVmmMapping:
+        return DriverVmmMapping(self.contexts, cast("Sequence[DriverPhysicalMemory]", parts), grants)
 
     def create_fabric(self, nbytes: int) -> DriverPhysicalMemory:
         return DriverPhysicalMemory.create(self.contexts, nbytes, HandleType.FABRIC)

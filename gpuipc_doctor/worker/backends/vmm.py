@@ -51,7 +51,9 @@ class DriverPhysicalMemory(Scoped):
 class DriverVmmMapping(Scoped, DeviceMemory):
     """Adjacent addresses at which physical memory is mapped (`gpuipc_doctor.api.gpu.VmmMapping`)."""
 
-    def __init__(self, contexts: DeviceContexts, parts: Sequence[DriverPhysicalMemory]) -> None:
+    def __init__(
+        self, contexts: DeviceContexts, parts: Sequence[DriverPhysicalMemory], grants: int = 0
+    ) -> None:
         driver = contexts.driver
         nbytes = sum(part.nbytes for part in parts)
         address = driver.number("vmm-reserve", nbytes, 0, 0, 0)
@@ -60,8 +62,11 @@ class DriverVmmMapping(Scoped, DeviceMemory):
         for part in parts:
             at = address + sum(size for _, size in self._parts)
             driver.call("vmm-map", at, part.nbytes, 0, part.handle, 0)
-            driver.call("vmm-set-access", at, part.nbytes, driver.access(contexts.device), 1)
+            if not grants:
+                driver.call("vmm-set-access", at, part.nbytes, driver.access(contexts.device), 1)
             self._parts.append((at, part.nbytes))
+        for _ in range(grants):
+            driver.call("vmm-set-access", address, nbytes, driver.access(contexts.device), 1)
         super().__init__(contexts, address, nbytes, lambda: None)
         self._unmapped = False
 
