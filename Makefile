@@ -1,4 +1,5 @@
-# make demo    what `check --all` says here; without a GPU, on a simulated node whose driver has a fault: REJECT
+# make demo    what `check --all` says here; without a GPU, README's first picture: a simulated node whose driver has a
+#              fault, REJECT
 # make test    lint, then the tests that this machine can run; the summary names the others and why
 # make test-again  what failed the last time, alone, and what did not come to run after it
 # make test-all  the same with the full crosses: every check on every fault, on each driver and MPI library;
@@ -12,6 +13,7 @@
 # make zipapp  dist/gpuipc-doctor.pyz: one file for nodes without the package
 # make packages  dist/*.deb, dist/*.rpm
 # make docs    build/docs/html: the documentation as a site; build/docs/man: the manual page
+# make pictures  docs/pictures: the terminals of README and of the site, from screens of the pages
 # make clean   remove what these set up
 # make help    these lines
 #
@@ -49,19 +51,14 @@ ROOTS := .prefix/bookworm/.ready .prefix/trixie/.ready
 help:
 	@sed -n '/^# make demo/,/^$$/s/^# \?//p' Makefile
 
-.PHONY: help demo test test-all packages test-amd test-arm64-user diff-amd test-again lint format zipapp docs clean machine
+.PHONY: help demo test test-all packages test-amd test-arm64-user diff-amd test-again lint format zipapp docs pictures clean machine
 
-# The real MPI library whose ranks a simulated node is tested with, in a share of memory, with messages and with
-# random histories that take seconds.
-DEMO_MPI := .prefix/mpich43
 DEMO_CODE := $(if $(findstring healthy,$(PROFILE)),0,12)
-SHARE    := --config tests/fixtures/few-messages.yaml --operations 500
 
-demo: .venv/.runs $(DEMO_MPI)/.ready
+demo: .venv/.runs
 	@if test -e /dev/nvidiactl || test -e /dev/kfd; then set -x; $(BIN)/gpuipc-doctor check --all; \
-	else echo "No GPU here: the simulated node $(PROFILE) is tested, which takes about a minute."; \
-	    (set -x; $(BIN)/gpuipc-doctor check --all --simulate $(PROFILE) $(SHARE) \
-	    $(if $(wildcard $(DEMO_MPI)/.ready),--mpi-lib $(DEMO_MPI)/lib/libmpi.so.12)); \
+	else echo "No GPU here: the simulated node $(PROFILE) is tested, which takes half a minute at most."; \
+	    (set -x; $(BIN)/gpuipc-doctor check --all --simulate $(PROFILE)); \
 	    code=$$?; echo "Exit code $$code; this demo expects $(DEMO_CODE): 12 is a node to be rejected, 0 one to be accepted."; \
 	    test $$code = $(DEMO_CODE); fi
 
@@ -142,6 +139,9 @@ SPHINX := sphinx-build --quiet --fail-on-warning --nitpicky -d build/docs/doctre
 docs: .venv/.ready
 	$(BIN)/$(SPHINX) -b html build/docs/html
 	$(BIN)/$(SPHINX) -b man build/docs/man
+
+pictures: .venv/.runs
+	$(BIN)/python -m ship.pictures
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix

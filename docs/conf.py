@@ -195,9 +195,17 @@ def commands_page() -> str:
     return "\n".join(sections)
 
 
+PICTURE = re.compile(
+    r'<picture>\n.*\n.*src="(?:docs/)?(?P<file>\S+)-light\.svg".*alt="(?P<alt>[^"]*)">\n</picture>\n'
+)
+ON_SITE = r"![\g<alt>](/\g<file>-light.svg){.only-light}![\g<alt>](/\g<file>-dark.svg){.only-dark}\n"
+
+
 def adapt(_: Sphinx, page: str, source: list[str]) -> None:
     """Links between files of the repository become links between pages; HTML anchors become MyST's."""
-    text = source[0]
+    of_readme = [found[0] for found in PICTURE.finditer((REPOSITORY / "README.md").read_text())]
+    text = source[0].replace("<!-- README's pictures -->", "\n".join(of_readme))
+    text = PICTURE.sub(ON_SITE, text)  # in the colours that the reader chose
     if page == "generated/known-issues":  # here, an issue's id leads to its page instead of its first source
         text = re.sub(r'(<a id="([^"]+)"></a>\[[^]]*\])\([^)]*\)', r"\1(/generated/issue-\2.md)", text)
     text = re.sub(r'<a id="([^"]+)"></a>\[', r"[]{#\1}[", text)

@@ -15,6 +15,7 @@ import pytest
 
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import comparison, exits
+from ship import pictures
 from tests.e2e.conftest import full
 from tests.e2e.test_acceptance import matches
 from tests.waiting import LIMIT_S
@@ -52,6 +53,8 @@ REPORTS = {"before.json": "nvidia-450.102.04", "after.json": "nvidia-460.32.03"}
 
 
 def takes_long(arguments: str) -> bool:
+    if arguments in {picture.command.removeprefix("gpuipc-doctor ") for picture in pictures.ALL}:
+        return False
     is_long = arguments.startswith("drill") or "check --all" in arguments
     return is_long or any(name in arguments for name in REPORTS)
 
@@ -123,6 +126,16 @@ def redrawn(shown: str, now: str) -> str:
     """The new screen; of one with omitted lines only the end, because the author chooses the rest."""
     before, cut, end = shown.rpartition(CUT)
     return before + cut + "".join(now.splitlines(keepends=True)[-len(end.splitlines()) :]) if cut else now
+
+
+@pytest.mark.parametrize("theme", pictures.THEMES)
+@pytest.mark.parametrize("picture", pictures.ALL, ids=lambda picture: picture.name)
+def test_picture_shows_the_screen_of_its_page(picture: pictures.Picture, theme: str) -> None:
+    """`make pictures` redraws it."""
+    svg = picture.file(theme).read_text()
+    assert pictures.text_of(svg) == picture.screen()
+    assert len(svg.encode()) <= 60_000
+    assert re.findall(r"https?:[^\"]*", svg) == ["http://www.w3.org/2000/svg"]  # nothing is fetched
 
 
 @pytest.mark.parametrize(
