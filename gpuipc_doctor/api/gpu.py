@@ -405,6 +405,17 @@ class Gpu(Protocol):
     def import_descriptor(self, descriptor: int, nbytes: int) -> PhysicalMemory:
         """Import a descriptor, which may be closed afterwards and must not be number 0."""
 
+    @property
+    def claims_dmabuf(self) -> bool | None:
+        """Whether the driver states that the device's memory can be exported as dma-buf; None: not stated."""
+
+    def export_dmabuf(self, address: int, nbytes: int) -> int:
+        """A new descriptor of these bytes as a dma-buf, for an adapter; the caller closes it.
+
+        Address and size are multiples of the host's page size. Where the bytes lie in the dma-buf:
+        ``expects("dma-buf-of-part")``.
+        """
+
     def import_fabric(self, handle: bytes, nbytes: int) -> PhysicalMemory: ...
     @property
     def fabric_channels(self) -> list[str]:

@@ -130,6 +130,9 @@ class Fabric(Protocol):
     def carried(self, nbytes: int, backend: str) -> Mapping[str, Json]:
         """The same, from what UCX printed in this process since the last call (``UCX_PROTO_INFO=y``)."""
 
+    def register_dmabuf(self, descriptor: int, address: int, nbytes: int) -> dict[str, list[str]]:
+        """Register memory with each RDMA adapter: see `worker.verbs.register_dmabuf`."""
+
 
 class Communicator(Protocol):
     """A communicator of NCCL or RCCL, as seen by one rank.

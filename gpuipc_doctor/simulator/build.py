@@ -208,6 +208,7 @@ _SIZED = (
     "pool-alloc-from",
     "vmm-create",
     "vmm-set-access",
+    "dmabuf-export",
     "fill",
     "copy-to-device",
     "copy-from-device",

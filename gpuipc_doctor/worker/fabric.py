@@ -25,7 +25,7 @@ from gpuipc_doctor.model import Json
 from gpuipc_doctor.node import fabric_devices as devices
 from gpuipc_doctor.node.fabric_programs import environment
 from gpuipc_doctor.vendors import SUPPORTED
-from gpuipc_doctor.worker import cxi_healthcheck, fabric_interfaces, message_pair, ucx_protocols
+from gpuipc_doctor.worker import cxi_healthcheck, fabric_interfaces, message_pair, ucx_protocols, verbs
 
 Told = dict[str, Json]
 Armed = Callable[[str], AbstractContextManager[None]]
@@ -149,6 +149,11 @@ class Fabric:
             text = log.read().decode(errors="replace")
         self._read_to = size
         return {**ucx_protocols.carried(ucx_protocols.rows(text, nbytes), SUPPORTED[backend].mpi.ucx_ipc)}
+
+    def register_dmabuf(self, descriptor: int, address: int, nbytes: int) -> dict[str, list[str]]:
+        """See `verbs.register_dmabuf`; empty if the descriptor is no dma-buf of the kernel (simulation)."""
+        is_dmabuf = "exp_name:" in quietly(Path(f"/proc/self/fdinfo/{descriptor}"))
+        return verbs.register_dmabuf(self._armed, descriptor, address, nbytes) if is_dmabuf else {}
 
     def _end(
         self, command: Sequence[str], env: Mapping[str, str], told: Callable[..., Told], fds: Sequence[int]

@@ -29,6 +29,7 @@ HEALTHY = "healthy-single"
 
 ODD = {
     "counter-lags": ("cuda", "driver-pool-release", "ipc-pool", "ipc-release"),
+    "dmabuf-none": ("cuda", "ipc-dmabuf"),
     "fabric-not-permitted": ("cuda", "ipc-fabric"),
     "granule-16-mib": ("cuda", "ipc-vmm", "ipc-vmm-release"),
     "healthy-imex": ("cuda", "ipc-fabric"),
@@ -45,6 +46,8 @@ FAULTY = {
     "close-leaks-odd-size": ("cuda", "ipc-release"),
     "close-snapshots": ("hip", "ipc-pool", "ipc-concurrent"),
     "copy-on-device-skipped": ("cuda", "ipc-peer", "driver-pool-reuse"),
+    "dmabuf-leaks-descriptors": ("hip", "ipc-dmabuf"),
+    "dmabuf-wrong-offset": ("cuda", "ipc-dmabuf"),
     "error-then-hang": ("hip", "ipc-reopen"),
     "fabric-handle-wrong-byte": ("cuda", "ipc-fabric"),
     "hang-init": ("cuda", "driver-init"),

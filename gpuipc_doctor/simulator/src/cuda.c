@@ -335,6 +335,7 @@ static const struct fixed_attribute fixed[] = {
     {106, 32},        /* MAX_BLOCKS_PER_MULTIPROCESSOR */
     {115, 1},         /* MEMORY_POOLS_SUPPORTED, from 11.2 on */
     {119, 9},         /* MEMPOOL_SUPPORTED_HANDLE_TYPES: descriptors and fabric handles */
+    {124, 1},         /* DMA_BUF_SUPPORTED, from 11.7 on */
     {128, 1},         /* HANDLE_TYPE_FABRIC_SUPPORTED, from 12.3 on: said also where creating such memory is refused */
 };
 
@@ -351,8 +352,9 @@ static const struct attribute_numbers numbers = {
 int cuda_device_attribute(int *value, int attribute, int device)
 {
     enum { INTEGRATED = 18, COMPUTE_MODE = 20, EXCLUSIVE_PROCESS = 3 };
-    enum { MEMORY_POOLS_SUPPORTED = 115, HANDLE_TYPE_FABRIC_SUPPORTED = 128, HIGHEST_KNOWN = 150 };
+    enum { MEMORY_POOLS_SUPPORTED = 115, DMA_BUF_SUPPORTED = 124, HANDLE_TYPE_FABRIC_SUPPORTED = 128, HIGHEST_KNOWN = 150 };
     int known_from = attribute == MEMORY_POOLS_SUPPORTED         ? 11020
+                     : attribute == DMA_BUF_SUPPORTED            ? 11070
                      : attribute == HANDLE_TYPE_FABRIC_SUPPORTED ? 12030
                                                                  : 0;
     if (!value || attribute <= 0 || attribute > HIGHEST_KNOWN || node()->cuda_driver < known_from)
@@ -361,6 +363,8 @@ int cuda_device_attribute(int *value, int attribute, int device)
     if (code)
         return code;
     enum device_mode mode = node()->device[ordinal_device(device)].mode;
+    if (attribute == DMA_BUF_SUPPORTED && fault_asks(MISSTATE))
+        *value = (int)fault_bytes(MISSTATE);
     if (attribute == INTEGRATED)
         *value = mode == INTEGRATED_GPU;
     if (attribute == COMPUTE_MODE)

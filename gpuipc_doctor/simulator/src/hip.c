@@ -344,6 +344,7 @@ static const struct fixed_attribute fixed[] = {
     {89, 1},    /* VirtualMemoryManagementSupported */
     {90, 1},    /* HostRegisterSupported */
     {91, 1},    /* MemoryPoolSupportedHandleTypes: descriptors */
+    {93, 1},    /* DmaBufSupported, which 7.2.4 does not know */
 };
 
 static const struct attribute_numbers numbers = {
@@ -358,12 +359,16 @@ static const struct attribute_numbers numbers = {
 
 int hip_device_attribute(int *value, int attribute, int device)
 {
-    enum { POOLS_SUPPORTED = 88, VIRTUAL_MEMORY_SUPPORTED, POOL_HANDLE_TYPES = 91 };
+    enum { POOLS_SUPPORTED = 88, VIRTUAL_MEMORY_SUPPORTED, POOL_HANDLE_TYPES = 91, DMA_BUF_SUPPORTED = 93 };
     int code = value && attribute >= 0 ? device_attribute(&numbers, value, attribute, device) : INVALID_VALUE;
     bool is_of_6 = attribute == POOLS_SUPPORTED || attribute == VIRTUAL_MEMORY_SUPPORTED ||
                    attribute == POOL_HANDLE_TYPES;
     if (!code && is_of_6 && node()->hip_runtime && node()->hip_runtime < 60000000)
         *value = 0; /* seen on 5.2.3 and 5.7.1, which has pools if HIP_MEM_POOL_SUPPORT=1 is set */
+    if (!code && attribute == DMA_BUF_SUPPORTED && hip_release() <= 702)
+        code = INVALID_VALUE;
+    if (!code && attribute == DMA_BUF_SUPPORTED && fault_asks(MISSTATE))
+        *value = (int)fault_bytes(MISSTATE);
     return code;
 }
 

@@ -239,7 +239,8 @@ static void settle(struct segment *segment)
     char path[4096], last[4096];
     path_of(path, sizeof path, segment);
     if (node_has_fault(CALL_ipc_open, STALE, segment->device) ||
-        node_has_fault(CALL_vmm_import, STALE, segment->device)) {
+        node_has_fault(CALL_vmm_import, STALE, segment->device) ||
+        node_has_fault(CALL_dmabuf_export, STALE, segment->device)) {
         path_of_last_at(last, sizeof last, segment);
         rename(path, last);
     } else {

@@ -82,6 +82,7 @@ _BOTH = {
     "vmm-properties": ("cuMemGetAllocationPropertiesFromHandle", "hipMemGetAllocationPropertiesFromHandle"),
     "vmm-export": ("cuMemExportToShareableHandle", "hipMemExportToShareableHandle"),
     "vmm-import": ("cuMemImportFromShareableHandle", "hipMemImportFromShareableHandle"),
+    "dmabuf-export": ("cuMemGetHandleForAddressRange", "hipMemGetHandleForAddressRange"),
     "peer-attribute": ("cuDeviceGetP2PAttribute", "hipDeviceGetP2PAttribute"),
     "enable-peer": ("cuCtxEnablePeerAccess", "hipDeviceEnablePeerAccess"),
     "disable-peer": ("cuCtxDisablePeerAccess", "hipDeviceDisablePeerAccess"),

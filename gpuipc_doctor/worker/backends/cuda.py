@@ -117,6 +117,8 @@ class CudaDriver(Driver):
         "access": "CUmemAccessDesc",
         "pointer-data": "CUmemPoolPtrExportData",
         "handle-type": "CUmemAllocationHandleType",
+        "dma-buf": "DMA_BUF_SUPPORTED",
+        "dma-buf-descriptor": "CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD",
         "pinned": "CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED",
         "on-device": "CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE",
         "read-write": "CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE",
@@ -233,6 +235,9 @@ class CudaDriver(Driver):
 
     def export_descriptor(self, operation: str, thing: Any) -> int:
         return self.number(operation, thing, self.handle_type(HandleType.DESCRIPTOR), 0)
+
+    def export_dmabuf(self, address: int, nbytes: int) -> int:
+        return self.number("dmabuf-export", address, nbytes, self.named("dma-buf-descriptor"), 0)
 
     def import_descriptor(self, operation: str, descriptor: int) -> Any:
         flags = (0,) if operation == "pool-import" else ()

@@ -189,6 +189,14 @@ class DriverGpu:
         handle = self.driver.import_descriptor("vmm-import", descriptor)
         return DriverPhysicalMemory(self.contexts, handle, nbytes)
 
+    @property
+    def claims_dmabuf(self) -> bool | None:
+        return self.driver.claims_dmabuf(self.contexts.device)
+
+    def export_dmabuf(self, address: int, nbytes: int) -> int:
+        self.contexts.enter()
+        return self.driver.export_dmabuf(address, nbytes)
+
     def import_fabric(self, handle: bytes, nbytes: int) -> DriverPhysicalMemory:
         return DriverPhysicalMemory(self.contexts, self.driver.import_fabric(handle), nbytes)
 

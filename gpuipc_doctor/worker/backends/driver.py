@@ -16,7 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gpuipc_doctor.api.driver_errors import DriverError
+from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError
 from gpuipc_doctor.api.gpu import HANDLE_BYTES, Arm
 from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.model import Device, DriverFault, Fact, Json
@@ -209,6 +209,10 @@ class Driver(ABC):
         Its number is never 0, since a worker's standard input is open.
         """
 
+    def export_dmabuf(self, address: int, nbytes: int) -> int:
+        """A descriptor of memory as a dma-buf. Raises `BackendUnavailable` if there is no such call."""
+        raise BackendUnavailable(f"{self.vendor.platform} has no dma-bufs", "")
+
     @abstractmethod
     def import_descriptor(self, operation: str, descriptor: int) -> Any:
         """Import memory (``vmm-import``) or a pool (``pool-import``) by descriptor."""
@@ -289,6 +293,20 @@ class Driver(ABC):
         except DriverError as error:
             if error.fault.name == self.unknown_attribute:
                 return 0
+            raise
+
+    def claims_dmabuf(self, device: Any) -> bool | None:
+        """Whether the driver states that the device's memory has dma-bufs; None if it does not know this
+        attribute."""
+        try:
+            attribute = attrgetter(self.attribute.format(self.names["dma-buf"]))(self.api)
+        except (KeyError, AttributeError):  # the vendor has none, or the binding is too old
+            return None
+        try:
+            return bool(self.call("device-attribute", attribute, device))
+        except DriverError as error:
+            if error.fault.name == self.unknown_attribute:
+                return None
             raise
 
     def unexportable_kinds(self, device: Any) -> tuple[str, ...]:

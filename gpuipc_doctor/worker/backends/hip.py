@@ -95,6 +95,8 @@ class HipDriver(Driver):
         "access": "hipMemAccessDesc",
         "pointer-data": "hipMemPoolPtrExportData",
         "handle-type": "hipMemAllocationHandleType",
+        "dma-buf": "DmaBufSupported",
+        "dma-buf-descriptor": "hipMemRangeHandleType.hipMemRangeHandleTypeDmaBufFd",
         "pinned": "hipMemAllocationType.hipMemAllocationTypePinned",
         "on-device": "hipMemLocationType.hipMemLocationTypeDevice",
         "read-write": "hipMemAccessFlags.hipMemAccessFlagsProtReadWrite",
@@ -222,6 +224,12 @@ class HipDriver(Driver):
     def export_descriptor(self, operation: str, thing: Any) -> int:
         number = self._export(operation, thing, HandleType.DESCRIPTOR, 4)
         self.see_result(operation, any(number))
+        return int.from_bytes(number, sys.byteorder)
+
+    def export_dmabuf(self, address: int, nbytes: int) -> int:
+        number = bytearray(4)
+        self.call("dmabuf-export", number, address, nbytes, self.named("dma-buf-descriptor"), 0)
+        self.see_result("dmabuf-export", any(number))
         return int.from_bytes(number, sys.byteorder)
 
     def import_descriptor(self, operation: str, descriptor: int) -> Any:
