@@ -76,7 +76,7 @@ test-all: GPUIPC_OTHER_BINDINGS := 1
 test-all: MUTATIONS := $(BIN)/python -m tests.mutations
 test-all $(if $(GPUIPC_OTHER_BINDINGS),test): .venv-other/.ready
 test-all $(if $(FULL),test): $(ROOTS)
-test test-all: lint .venv/.compiled $(MPI_PREFIXES)
+test test-all: lint .venv/.compiled $(MPI_PREFIXES) .prefix/levelzero/.ready
 	$(WITH_MPI); $(BIN)/python $(PYTEST) $(FULL)
 	$(CONFORMANCE)
 	$(MUTATIONS)
@@ -188,6 +188,10 @@ machine:
 $(MPI_PREFIXES): pyproject.toml .venv/.pip
 	{ $(BIN)/python $(INSTALL) --ignore-installed --no-deps --prefix $(@D) $(PACKAGE) \
 	  && touch $@; } $(OR_GO_WITHOUT)
+
+# Level Zero's loader, for who has not installed it.
+.prefix/levelzero/.ready:
+	{ mkdir -p $(@D) && cd $(@D) && apt-get download -q libze1 && dpkg -x libze1_*.deb . && touch .ready; } $(OR_GO_WITHOUT)
 
 # Named after Debian's release, with its Python and nothing of ours.
 $(ROOTS): | .venv/.pip

@@ -6,9 +6,11 @@ No other module names a vendor's backend, library, variable or tool to tell vend
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -17,7 +19,8 @@ class Binding(NamedTuple):
 
     package: str
     requirement: str
-    """Argument of ``pip install``, as in this package's extra."""
+    """Argument of ``pip install``, as in this package's extra; empty: the vendor's library is called itself,
+    and ``package`` is Debian's."""
     modules: tuple[str, ...]
     """What workers import, the package's own first."""
 
@@ -160,6 +163,8 @@ class SupportedVendor(Vendor):
     """Whether a handle names its GPU by number, so that its opener must see the same GPUs."""
     checks_topology: bool = False
     """Whether the driver may refuse peer access because of IOMMU and ACS."""
+    experimental: bool = False
+    """Whether the backend was never run on a GPU of this vendor, as every screen of it says."""
     manages: bool = False
     """Whether its management library is asked: NVML. AMD's is not, since no AMD GPU was there to try it."""
     tool: str
@@ -337,17 +342,70 @@ AMD = SupportedVendor(
     allocators_from="install PyTorch or CuPy for the node's ROCm version",
 )
 
-INTEL = Vendor(
+INTEL = SupportedVendor(
     backend="ze",
     name="Intel",
+    component="intel",
+    platform="Level Zero",
     pci="0x8086",
-    hides={"ZE_AFFINITY_MASK": False},  # compute-runtime, execution_environment.cpp
+    experimental=True,
+    library="libze_loader.so.1",
+    library_remedy="install Level Zero's loader (Debian: libze1; Intel's packages: level-zero)",
+    kernel_marks=(),
+    control_files=(),
+    gpu_files="dev/dri/renderD*",
     # Not its kernel drivers, which a laptop also has, nor Level Zero's loader, which other nodes have.
-    facts=frozenset({"intel-compute-runtime", "oneccl"}),
-    drivers=frozenset({"intel-compute-runtime"}),
+    facts=frozenset({"intel-compute-runtime", "oneccl", "ze-driver"}),
+    drivers=frozenset({"intel-compute-runtime", "ze-driver"}),
     word="CCL_ZE",
+    hides={"ZE_AFFINITY_MASK": False},  # compute-runtime, execution_environment.cpp
+    choice=Choice(
+        variable="ZE_AFFINITY_MASK",
+        by_uuid=False,
+        order={"ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1"},
+    ),
+    tool="xpu-smi ps",
+    binding=Binding(package="libze1", requirement="", modules=("ctypes",)),
+    errors=Errors(
+        out_of_memory="ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
+        out_of_memory_code=0x70000003,
+        already_mapped=frozenset(),
+        refused=frozenset({"ZE_RESULT_ERROR_INVALID_ARGUMENT", "ZE_RESULT_ERROR_INVALID_NULL_HANDLE"})
+        | {"ZE_RESULT_ERROR_UNSUPPORTED_FEATURE"},
+        not_supported=frozenset({"ZE_RESULT_ERROR_UNSUPPORTED_FEATURE"}),
+        not_permitted=frozenset({"ZE_RESULT_ERROR_INSUFFICIENT_PERMISSIONS"}),
+        vague=frozenset({"ZE_RESULT_ERROR_UNKNOWN"}),
+    ),
+    calls=Calls(initialise="zeInit", opens_memory="IpcHandle"),
+    lacks=frozenset({"contexts", "memory-pools", "pool-ipc", "vmm-ipc", "fabric-handles"}),
+    instead={
+        "legacy-ipc": "nothing to repair; run MPI without GPU IPC: I_MPI_OFFLOAD_IPC=0",
+    },
+    collectives=CollectiveFamily(
+        name="oneCCL",
+        fact="oneccl",
+        soname="libccl.so.1",
+        in_wheels=(),
+        in_sdks=("/opt/intel/oneapi/ccl/*/lib/libccl.so.1",),
+        sdk="oneAPI",
+    ),
+    mpi=MpiNames(
+        driver=r"libze_(loader|intel_gpu)\.so",
+        configure="--with-ze",
+        mpich_configure="--with-ze",
+        accelerator="ze",
+        ucx_component="ze_copy",
+        ucx_copy="ze_copy",
+        ucx_ipc="ze_ipc",
+        gtl="libmpi_gtl_ze.so",
+        cray_module="craype-accel-intel-max",
+        intel_mode="",
+    ),
+    site="generic-slurm-intel",
+    allocators={},
+    allocators_from="not tested: PyTorch's and CuPy's memory on Intel GPUs",
 )
-"""Known issues and the inventory only: never run on an Intel GPU."""
+"""Experimental: never run on an Intel GPU, but read in sources, and tried on a simulated driver."""
 
 VENDORS: tuple[Vendor, ...] = (NVIDIA, AMD, INTEL)
 """All vendors, in the order in which the tool lists their GPUs."""
@@ -358,5 +416,12 @@ SUPPORTED = {vendor.backend: vendor for vendor in VENDORS if isinstance(vendor, 
 
 def installed() -> tuple[str, ...]:
     """Backends whose binding is installed: the simulator replaces drivers but not bindings."""
-    packages = {name: vendor.binding.modules[0].partition(".")[0] for name, vendor in SUPPORTED.items()}
-    return tuple(backend for backend, package in packages.items() if find_spec(package))
+    return tuple(backend for backend, vendor in SUPPORTED.items() if _is_installed(vendor))
+
+
+def _is_installed(vendor: SupportedVendor) -> bool:
+    if vendor.binding.requirement:
+        return find_spec(vendor.binding.modules[0].partition(".")[0]) is not None
+    path = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    known = [*filter(None, path), *Path("/usr/lib").glob("*-linux-gnu"), "/usr/lib64", "/usr/local/lib"]
+    return any(Path(directory, vendor.library).exists() for directory in known)

@@ -54,6 +54,18 @@ ROOTS = Path(__file__).parents[1] / ".prefix"
 """Root file systems of Debian's releases, made by `make`."""
 
 
+LOADER = next(
+    (
+        str(directory)
+        for root in (ROOTS / "levelzero", Path("/"))
+        for directory in root.glob("usr/lib/*-linux-gnu")
+        if (directory / "libze_loader.so.1").exists()
+    ),
+    "",
+)
+"""Directory of Level Zero's loader: Debian's libze1, unpacked by `make test` or installed."""
+
+
 def has_roots() -> bool:
     is_there = all((ROOTS / suite / ".ready").exists() for suite in ("bookworm", "trixie"))
     programs = all(shutil.which(name, path="/usr/sbin:/usr/bin") for name in ("buildah", "logrotate", "rpm"))
@@ -66,6 +78,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "amdhip": (lambda: AMDHIP is not None, "needs Debian's libamdhip64-5"),
     "kfd": (has_namespace, "needs root, or user namespaces, for a mount namespace of its own"),
     "browser": (lambda: shutil.which("chromium") is not None, "needs Debian's chromium"),
+    "levelzero": (lambda: bool(LOADER), "needs Level Zero's loader (Debian's libze1)"),
     "gpu": (has_gpu, "needs a real GPU"),
     "mpi": (lambda: "GPUIPC_TEST_MPI" in os.environ, "needs the MPI libraries that `make test` fetches"),
     "packages": (

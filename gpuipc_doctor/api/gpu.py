@@ -336,6 +336,10 @@ class Gpu(Protocol):
 
         If not, what a kernel writes is visible to others when it has ended."""
 
+    @property
+    def shares_events(self) -> bool:
+        """Whether events can be shared with other processes by handle."""
+
     def load_kernels(self) -> Kernels:
         """Compile and load the kernels. Raises `KernelsUnavailable`."""
 

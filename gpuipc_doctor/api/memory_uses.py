@@ -151,6 +151,8 @@ def _others(w: Worker, resources: ExitStack) -> dict[str, Memory]:
 
 def order_as_exporter(w: Worker, memory: Memory) -> list[str]:
     """Share an event, as PyTorch does with each tensor; returns the wrong data that this role read."""
+    if not w.gpu.shares_events:
+        return []
     stream, event = w.gpu.create_stream(StreamKind.DEFAULT), w.gpu.create_event()
     stream.fill(memory.address, UNIT, SLOT // len(UNIT))
     event.record(stream)
@@ -166,6 +168,8 @@ def order_as_exporter(w: Worker, memory: Memory) -> list[str]:
 
 def order_as_importer(w: Worker, memory: Memory) -> list[str]:
     """Wait for the shared event in each way, write, and record it; returns what was wrong."""
+    if not w.gpu.shares_events:
+        return []
     stream, event = w.gpu.create_stream(StreamKind.DEFAULT), w.gpu.open_event(w.peer.recv())
     wrong = []
     with w.step("wait for an imported event in the default stream"):

@@ -17,7 +17,7 @@ from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import exits
 from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.run import engine, preview_content
-from gpuipc_doctor.vendors import installed
+from gpuipc_doctor.vendors import SUPPORTED, installed
 
 
 @click.command()
@@ -91,7 +91,8 @@ def _name_example(report: Report) -> None:
     from gpuipc_doctor.simulator.build import has_compiler
 
     is_without_gpu = report.nothing_tested and not report.devices and not report.simulated
-    if is_without_gpu and (usable := installed()) and has_compiler():
+    usable = [backend for backend in installed() if not SUPPORTED[backend].experimental]
+    if is_without_gpu and usable and has_compiler():
         shown = "healthy-both" if len(usable) > 1 else f"healthy-{usable[0]}"
         click.echo(f"no GPU here; to see an example, run `gpuipc-doctor check --all --simulate {shown}`")
 

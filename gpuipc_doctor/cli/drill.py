@@ -167,7 +167,7 @@ def _usable_backends() -> list[str]:
     """Backends with an installed binding; prints the names of the others."""
     usable = installed()
     for backend, vendor in SUPPORTED.items():
-        if backend not in usable:
+        if backend not in usable and not vendor.experimental:
             package = vendor.binding.package
             click.echo(f"gpuipc-doctor: {backend} is skipped: {package} is not installed", err=True)
     return list(usable)

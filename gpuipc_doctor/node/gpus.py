@@ -237,6 +237,11 @@ def of_intel(root: str) -> list[str]:
     return [_id(device) for device in _intel(Path(root)) if device.name != _INTEGRATED]
 
 
+def not_asked(root: str) -> frozenset[str]:
+    """Backends that were never run on a GPU and are asked only where the node has one."""
+    return frozenset() if of_intel(root) else frozenset({INTEL.backend})
+
+
 def _intel(root: Path) -> list[Path]:
     """Without Intel's NPUs, which are processing accelerators (class 0x12)."""
     return [device for device in gpus_on_bus(root, INTEL.pci) if quietly(device / "class").startswith("0x03")]

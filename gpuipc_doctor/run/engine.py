@@ -419,6 +419,7 @@ def _started(
 ) -> Iterator[Run]:
     """A run with its checks selected, in its own session. Raises `UnknownName`."""
     process_limits.raise_soft()
+    request = replace(request, absent=gpus.not_asked(node.root))
     job = None if request.job_gpus is None else gpus.of_job(node.root, request.job_gpus)
     if job:
         node = replace(node, visible=job.visible)

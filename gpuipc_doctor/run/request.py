@@ -75,9 +75,14 @@ class Request:
     asks_ways: bool = False
     """Whether to find out how each GPU reaches the others, also of few GPUs."""
 
+    absent: frozenset[str] = frozenset()
+    """Experimental backends that are not asked, since the node has no such GPU."""
+
     @property
     def backends(self) -> tuple[str, ...]:
-        return tuple(SUPPORTED) if self.backend in ("auto", "all") else (self.backend,)
+        if self.backend == "auto":
+            return tuple(backend for backend in SUPPORTED if backend not in self.absent)
+        return tuple(SUPPORTED) if self.backend == "all" else (self.backend,)
 
     def select_devices(
         self, devices: Sequence[Device], left_out: Sequence[Device] = ()

@@ -50,6 +50,9 @@ class SimulatedLibrary:
     links: tuple[str, ...]
 
 
+LEVEL_ZERO_DRIVER = "libze_intel_gpu.so.1"
+"""Name by which Level Zero's loader finds Intel's driver."""
+
 FACES = (
     SimulatedLibrary("cuda.c", PREFIXES["cuda"], SUPPORTED["cuda"].library, ("libcuda.so",)),
     SimulatedLibrary(
@@ -58,6 +61,7 @@ FACES = (
         SUPPORTED["hip"].library,
         ("libamdhip64.so.6", "libamdhip64.so.7", "libhiprtc.so"),
     ),
+    SimulatedLibrary("ze.c", PREFIXES["ze"], LEVEL_ZERO_DRIVER, ()),
     SimulatedLibrary("nvml.c", "nvml", "libnvidia-ml.so.1", ("libnvidia-ml.so",)),
 )
 
@@ -148,6 +152,12 @@ def generate(rows: list[Row]) -> dict[str, str]:
         "calls.def": "".join(f'CALL({_constant(call)}, "{call}")\n' for call in calls),
         "calls.h": "".join(f"{line}\n" for line in [*(f"{struct};" for struct in structs), *prototypes]),
         "symbols.h": _symbol_list(rows),
+        "exports-ze.h": "".join(
+            f"int {symbol.name}({row.parameters});\n"
+            for row in working
+            for symbol in row.symbols
+            if symbol.name.startswith(PREFIXES["ze"])
+        ),
         "backends.h": f"enum backend {{ {', '.join(PREFIXES).upper()}, BACKENDS }};\n"
         f"#define BACKEND_NAMES {', '.join(map(json.dumps, PREFIXES))}\n",
     }
@@ -168,13 +178,23 @@ def _constant(call: str) -> str:
 
 def _export(row: Row, symbol: Symbol) -> str:
     arguments = row.arguments
+    is_ze = symbol.name.startswith(PREFIXES["ze"])
     device = "device" if "device" in arguments and "int device" in row.parameters else "-1"
+    if is_ze and "object" in arguments:
+        device = "ze_choose(object)"
     handle = "&handle" if "struct ipc_handle handle" in row.parameters else "NULL"
     file = "-1"
     if "void *shared" in row.parameters:
         file = "descriptor_in(shared)" if row.call == "vmm-import" else "(int)(intptr_t)shared"
     subject = {"ordinal": device, "handle": handle, "file": file, **_memory(row)}
     fields = ", ".join(f".{name} = {value}" for name, value in subject.items())
+    if is_ze:  # its loader gets it from a table: exported, the loader's own function would take its place
+        translated = "    handle = ze_imported(handle);\n" if handle != "NULL" else ""
+        return (
+            f"int {symbol.name}({row.parameters})\n{{\n{translated}"
+            f"    int code = call_begin(CALL_{_constant(row.call)}, (struct subject){{{fields}}});\n"
+            f"    return ze_result(call_end(code ? code : {row.function}({', '.join(arguments)})));\n}}\n"
+        )
     return (
         f"EXPORT int {symbol.name}({row.parameters})\n{{\n"
         f"    int code = call_begin(CALL_{_constant(row.call)}, (struct subject){{{fields}}});\n"

@@ -30,7 +30,8 @@ fails; 4 copies through the host."""
 _THE_NODES_OWN = {"I_MPI_OFFLOAD_MODE": "cuda"}
 """Without it, Intel MPI takes Level Zero if this machine has its loader."""
 
-_PCI_CLASS = {"cuda": "0x030200", "hip": "0x038000"}  # a 3D controller: a display controller without a port
+_PCI_CLASS = {"cuda": "0x030200", "hip": "0x038000", "ze": "0x038000"}
+"""A 3D controller; display controllers without a port."""
 
 
 def prepare(profile: str, state_dir: Path) -> Node:
@@ -85,6 +86,7 @@ def prepare(profile: str, state_dir: Path) -> Node:
         mpi_file.write_text(mpi_faults_file(described))
         rank_env |= {"LD_PRELOAD": str(libraries / MPI_FAULTS), "GPUIPC_SIM_MPI": str(mpi_file)}
     lent = {}
+    has_ze = any(device.backend == "ze" for device in described.devices)
     if described.fabric:
         programs = state_dir / "bin"
         fabric_programs.lend(described.fabric, programs, root, libraries)
@@ -92,7 +94,7 @@ def prepare(profile: str, state_dir: Path) -> Node:
     return Node(
         env={
             **lent,
-            **{name: value for name, value in _THE_NODES_OWN.items() if name not in os.environ},
+            **({} if (has_ze or "I_MPI_OFFLOAD_MODE" in os.environ) else _THE_NODES_OWN),
             "LD_LIBRARY_PATH": ":".join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH")))),
             "GPUIPC_SIM_NODE": str(node_file),
             "GPUIPC_SIM_STATE": str(state),
@@ -170,6 +172,9 @@ def driver_versions(versions: Mapping[str, str]) -> dict[str, str | int]:
     if "hip-runtime" in versions:
         major, minor, patch = _parts(versions["hip-runtime"], 3)
         numbers["hip-runtime"] = numbers["hip-driver"] = 10_000_000 * major + 100_000 * minor + patch
+    if "intel-compute-runtime" in versions:
+        major, minor = _parts(versions["intel-compute-runtime"], 2)
+        numbers["ze-driver"] = 100 * major + minor
     return numbers
 
 

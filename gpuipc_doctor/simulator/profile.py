@@ -34,7 +34,7 @@ COLLECTIVES = ("nccl", "rccl")
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MERGED = ("versions", "files", "peers", "options")
-_ARCH = {"cuda": "9.0", "hip": "gfx90a"}
+_ARCH = {"cuda": "9.0", "hip": "gfx90a", "ze": "pvc"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +296,11 @@ class _Reader:
 
     def _versions(self, backends: set[str]) -> Mapping[str, str]:
         versions: Mapping[str, str] = self._data.get("versions", {})
-        needed = {"cuda": ("nvidia-driver", "cuda-driver"), "hip": ("hip-runtime",)}
+        needed = {
+            "cuda": ("nvidia-driver", "cuda-driver"),
+            "hip": ("hip-runtime",),
+            "ze": ("intel-compute-runtime",),
+        }
         for backend in sorted(backends):
             for key in needed[backend]:
                 if key not in versions:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 _SOURCES = Path(__file__).with_name("src")
-PREFIXES = {"cuda": "cu", "hip": "hip"}
+PREFIXES = {"cuda": "cu", "hip": "hip", "ze": "ze"}
 """Backend → prefix of its symbols in ``calls.table``, in the order of the columns of ``errors.def``."""
 
 

@@ -66,7 +66,8 @@ uint64_t place_imported(uint64_t bytes)
 
 bool map_at(uint64_t base, uint64_t bytes, int file)
 {
-    return mmap(pointer(base), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED;
+    int access = face.memory_is_hidden ? PROT_NONE : PROT_READ | PROT_WRITE;
+    return mmap(pointer(base), bytes, access, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED;
 }
 
 void unmap_at(uint64_t base, uint64_t bytes)
@@ -295,12 +296,21 @@ void give_back(struct block *block)
     block_remove(block);
 }
 
+/* Let this process itself reach hidden memory, or no more. */
+static void reveal(const struct block *block, bool is_shown)
+{
+    if (face.memory_is_hidden && block->device >= 0)
+        mprotect(pointer(block->base), block->bytes, is_shown ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
 void keep_snapshot(const struct block *block, struct allocation *part)
 {
     free(part->snapshot);
     if (!(part->snapshot = malloc(part->bytes)))
         abort();
+    reveal(block, true);
     memcpy(part->snapshot, pointer(block->base + part->offset), part->bytes);
+    reveal(block, false);
 }
 
 void end_more(const struct block *block, const struct allocation *own)
@@ -316,8 +326,11 @@ void end_more(const struct block *block, const struct allocation *own)
     }
     for (struct allocation *each = block->allocations; each; each = each->next)
         each->ended = each->ended || (each != own && fault_asks(END_BLOCK));
-    if (fault_asks(WIPE))
+    if (fault_asks(WIPE)) {
+        reveal(block, true);
         memset(pointer(block->base + own->offset), 0, own->bytes);
+        reveal(block, false);
+    }
 }
 
 int release(uint64_t address, enum kind kind)

@@ -61,12 +61,37 @@ static int keep_visible(const char *value, int *list, int count)
     return n;
 }
 
+/* Level Zero's: a set of devices, "0,2.1" (compute-runtime, execution_environment.cpp); what is no number of one is
+ * left out, and the order stays. */
+static void keep_masked(const char *mask)
+{
+    bool is_named[MAX_DEVICES] = {false};
+    int kept = 0;
+    for (const char *entry = mask; entry; entry = strchr(entry, ',')) {
+        entry += *entry == ',';
+        char *end;
+        long index = strtol(entry, &end, 10);
+        if (end != entry && (!*end || *end == ',' || *end == '.') && index >= 0 && index < visible_count)
+            is_named[index] = true;
+    }
+    for (int i = 0; i < visible_count; i++)
+        if (is_named[i])
+            visible[kept++] = visible[i];
+    visible_count = kept;
+}
+
 void find_visible(void)
 {
     visible_count = 0;
     for (int i = 0; i < node()->devices; i++)
         if (node()->device[i].backend == face.backend)
             visible[visible_count++] = i;
+    if (face.backend == ZE) {
+        const char *mask = getenv("ZE_AFFINITY_MASK");
+        if (mask && *mask)
+            keep_masked(mask);
+        return;
+    }
     const char *cuda = getenv("CUDA_VISIBLE_DEVICES");
     if (face.backend == CUDA) {
         if (cuda)

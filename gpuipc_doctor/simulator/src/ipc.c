@@ -321,7 +321,8 @@ static int open_wish(uint64_t *address, const struct wish *wish, struct context 
 int sim_ipc_open(uint64_t *address, struct ipc_handle handle, unsigned flags)
 {
     enum { LAZY_ENABLE_PEER_ACCESS = 1 };
-    unsigned demanded = face.backend == HIP && hip_release() < 600 ? 0 : LAZY_ENABLE_PEER_ACCESS;
+    bool takes_none = face.backend == ZE || (face.backend == HIP && hip_release() < 600);
+    unsigned demanded = takes_none ? 0 : LAZY_ENABLE_PEER_ACCESS;
     struct context *context;
     struct wish wish;
     int code = enter_context(&context);
@@ -329,10 +330,10 @@ int sim_ipc_open(uint64_t *address, struct ipc_handle handle, unsigned flags)
         return code;
     if (!address || flags != demanded || !read_handle(&handle, &wish))
         return INVALID_VALUE;
-    if (wish.pid == getpid())
+    if (wish.pid == getpid() && face.backend != ZE)
         return INVALID_CONTEXT;
     /* ROCclr looks the exporter's device up by ordinal among its own. */
-    if (face.device_is_context && wish.ordinal >= visible_devices())
+    if (face.backend == HIP && wish.ordinal >= visible_devices())
         return INVALID_VALUE;
     state_lock();
     code = open_wish(address, &wish, context);

@@ -177,6 +177,7 @@ struct node {
     char profile[128];
     char nvidia_driver[64];
     int cuda_driver, hip_runtime, hip_driver;
+    int ze_driver; /* 100 * major + minor of compute-runtime */
     int devices, faults;
     struct device device[MAX_DEVICES];
     bool peer[MAX_DEVICES][MAX_DEVICES]; /* [a][b]: a reaches the memory of b */
@@ -404,6 +405,7 @@ struct face {
     bool (*works_before_init)(enum call call);
     bool implicit_init;          /* any call initialises the driver */
     bool device_is_context;      /* HIP: a device has one context, which a thread gets by choosing the device */
+    bool memory_is_hidden;       /* from the host, which copies it by the driver only */
     bool pool_memory_exports;    /* stream-ordered memory may be exported */
     bool pool_has_one_descriptor; /* each export returns it again, also if it was closed */
     bool pool_adds_dependencies; /* REUSE_ALLOW_INTERNAL_DEPENDENCIES has an effect */
@@ -413,6 +415,12 @@ struct face {
     int not_permitted; /* fabric handles without an IMEX channel */
 };
 extern const struct face face;
+
+/* ---- ze.c, for its exported functions ---- */
+
+int ze_choose(void *object);
+int ze_result(int code);
+struct ipc_handle ze_imported(struct ipc_handle handle);
 
 #include "calls.h"
 

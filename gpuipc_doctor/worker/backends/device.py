@@ -87,6 +87,10 @@ class DriverGpu:
     def plain_memory_is_coherent(self) -> bool:
         return self.driver.plain_memory_is_coherent
 
+    @property
+    def shares_events(self) -> bool:
+        return self.driver.shares_events
+
     def load_kernels(self) -> DriverKernels:
         return DriverKernels(self.contexts)
 

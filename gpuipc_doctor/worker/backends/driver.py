@@ -65,6 +65,8 @@ class Driver(ABC):
     """The binding's name of a device attribute, with ``{}`` for the attribute."""
     unknown_attribute: ClassVar[str]
     """The driver's error for an attribute that it is too old to know."""
+    not_ready: ClassVar[int] = 600
+    """``CUDA_ERROR_NOT_READY`` and ``hipErrorNotReady``."""
     unexportable: ClassVar[Mapping[str, str]]
     """Kind of memory that IPC handles must refuse → attribute of devices with such memory."""
     contexts_own_memory: ClassVar[bool]
@@ -72,6 +74,9 @@ class Driver(ABC):
 
     plain_memory_is_coherent: ClassVar[bool]
     """Whether kernels of several processes may use any device memory at the same time."""
+
+    shares_events: ClassVar[bool] = True
+    """Whether events can be shared with other processes by handle."""
 
     no_extra: ClassVar[object]
     """The last argument of a launch of a kernel: no further options."""
@@ -400,5 +405,5 @@ def _fault_in(error: ValueError, name: str) -> DriverFault:
     said = re.match(r"(\d+) is not a valid (\w+)", str(error))
     if said is None:
         raise error
-    is_code = said[2] in ("CUresult", "hipError_t")
+    is_code = said[2] in ("CUresult", "hipError_t", "ze_result_t")
     return DriverFault(name, int(said[1]), UNKNOWN_CODE) if is_code else DriverFault(name, 0, HIDDEN_CODE)

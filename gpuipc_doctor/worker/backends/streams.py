@@ -19,9 +19,6 @@ or HIP's of the same values."""
 HIGHEST = -100
 """A priority above the range of every driver, which takes its highest for it."""
 
-NOT_READY = 600
-"""``CUDA_ERROR_NOT_READY`` and ``hipErrorNotReady``."""
-
 
 class DriverStream:
     """A stream (`gpuipc_doctor.api.gpu.GpuStream`)."""
@@ -114,7 +111,7 @@ def _is_pending(driver: Driver, query: str, handle: Any) -> bool:
     try:
         driver.call(query, handle)
     except DriverError as error:
-        if error.fault.code == NOT_READY:
+        if error.fault.code == driver.not_ready:
             return True
         raise
     return False

@@ -34,7 +34,7 @@ def test_simulated_node_is_in_shared_memory_if_there_is_room(
 def test_invalid_choice_suggests_the_nearest_one() -> None:
     wrong = CliRunner().invoke(cli, ["check", "--all", "--backend", "cudaa"])
     assert wrong.exit_code == 2
-    assert "'cudaa' is not one of 'auto', 'cuda', 'hip', 'all'; did you mean 'cuda'?" in wrong.output
+    assert "'cudaa' is not one of 'auto', 'cuda', 'hip', 'ze', 'all'; did you mean 'cuda'?" in wrong.output
     far = CliRunner().invoke(cli, ["check", "--all", "--backend", "xyz"])
     assert "'xyz' is not one of 'auto', 'cuda', 'hip', 'all'.\n" in far.output
 

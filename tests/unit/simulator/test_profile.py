@@ -10,6 +10,7 @@ import pytest
 from gpuipc_doctor.files.yamlfile import BadFile, read
 from gpuipc_doctor.model import MemoryShare, Status
 from gpuipc_doctor.simulator import node, profile, vocabulary
+from gpuipc_doctor.worker.backends.levelzero.functions import ze_result_t
 from tests.e2e.test_moving_counter import MOVEMENTS
 
 ONE_GPU = """\
@@ -192,8 +193,12 @@ def test_finding_of_one_backend_is_not_expected_on_the_other(tmp_path: Path) -> 
 
 def test_calls_have_the_drivers_names() -> None:
     calls = vocabulary.calls()
-    assert calls["ipc-open"] == {"cuda": "cuIpcOpenMemHandle", "hip": "hipIpcOpenMemHandle"}
-    assert calls["context-create"] == {"cuda": "cuCtxCreate", "hip": "hipCtxCreate"}
+    assert calls["ipc-open"] == {
+        "cuda": "cuIpcOpenMemHandle",
+        "hip": "hipIpcOpenMemHandle",
+        "ze": "zeMemOpenIpcHandle",
+    }
+    assert calls["vmm-create"] == {"cuda": "cuMemCreate", "hip": "hipMemCreate"}
     assert calls["exit"] == {}
 
 
@@ -210,6 +215,11 @@ def test_error_codes_are_those_of_hip() -> None:
     for code, names in vocabulary.errors().values():
         if "hip" in names:
             assert int(getattr(hip.hipError_t, names["hip"])) == code
+
+
+def test_errors_of_level_zero_are_results_of_its_specification() -> None:
+    results = {result.name for result in ze_result_t}
+    assert {names["ze"] for _, names in vocabulary.errors().values() if "ze" in names} <= results
 
 
 def test_drivers_read_one_record_per_line(tmp_path: Path) -> None:
