@@ -36,7 +36,7 @@ def test_invalid_choice_suggests_the_nearest_one() -> None:
     assert wrong.exit_code == 2
     assert "'cudaa' is not one of 'auto', 'cuda', 'hip', 'ze', 'all'; did you mean 'cuda'?" in wrong.output
     far = CliRunner().invoke(cli, ["check", "--all", "--backend", "xyz"])
-    assert "'xyz' is not one of 'auto', 'cuda', 'hip', 'all'.\n" in far.output
+    assert "'xyz' is not one of 'auto', 'cuda', 'hip', 'ze', 'all'.\n" in far.output
 
 
 @pytest.mark.parametrize(
