@@ -346,6 +346,7 @@ INTEL = SupportedVendor(
     backend="ze",
     name="Intel",
     component="intel",
+    dra_driver="gpu.intel.com",
     platform="Level Zero",
     pci="0x8086",
     experimental=True,
@@ -423,5 +424,6 @@ def _is_installed(vendor: SupportedVendor) -> bool:
     if vendor.binding.requirement:
         return find_spec(vendor.binding.modules[0].partition(".")[0]) is not None
     path = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    known = [*filter(None, path), *Path("/usr/lib").glob("*-linux-gnu"), "/usr/lib64", "/usr/local/lib"]
-    return any(Path(directory, vendor.library).exists() for directory in known)
+    known = (*filter(None, path), "/usr/lib64", "/usr/local/lib")
+    directories = (*map(Path, known), *Path("/usr/lib").glob("*-linux-gnu"))
+    return any((directory / vendor.library).exists() for directory in directories)
