@@ -10,7 +10,6 @@ from gpuipc_doctor.api.gpu import StreamKind
 
 from ._ipc_kernels_side import (
     ALONE,
-    LARGE_COUNT,
     NBYTES,
     RESULTS_NBYTES,
     UNITS,
@@ -28,7 +27,7 @@ def load_side(w: Worker, gpu: Gpu, name: str, found: Found) -> Side | None:
         with w.step("kernels in memory of the process itself"):
             streams = gpu.create_stream(), gpu.create_stream(StreamKind.DEFAULT)
             side = Side(w, gpu, name, found, gpu.load_kernels(), *streams, results, results, results)
-            with gpu.alloc(NBYTES) as memory, gpu.alloc(4 * LARGE_COUNT) as large:
+            with gpu.alloc(NBYTES) as memory, gpu.alloc(4 * w.params["large"]) as large:
                 verify_alone(side.move_to(memory, ""), large)
     except KernelsUnavailable as unavailable:
         found.unavailable = str(unavailable)
@@ -40,10 +39,12 @@ def load_side(w: Worker, gpu: Gpu, name: str, found: Found) -> Side | None:
 def verify_alone(side: Side, large: Memory) -> None:
     """Run each kernel once, so that none is loaded while another one waits."""
     written, added = make_data(1), add_units(make_data(1), UNITS[side.name])
+    side.clear()
     side.fill(written)
     side.check(ALONE, written, make_data(0))
     side.add()
     side.check(ALONE, added, written)
+    side.check_counter(ALONE, side.name)
     side.store(side.name, 1)
     side.wait(side.name, 1, added, written)
     side.finish()

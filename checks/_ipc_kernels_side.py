@@ -14,9 +14,9 @@ NBYTES = 1 << 20
 COUNT = (1 << 17) + 3
 """Number of elements; no multiple of the threads of a kernel."""
 
-LARGE_COUNT = (4 << 20) + 5
+LARGE_COUNT, SOAK_COUNT = (4 << 20) + 5, (65 << 20) + 5
 """Number of elements of large memory, which kernels of full blocks use in the default stream; the flags stay
-in the first memory."""
+in the first memory. In soak it is larger than 256 MiB, if the check may hold it."""
 
 FLAGS = {"exporter": NBYTES - 256, "importer": NBYTES - 128}
 """Side that stores a flag → the flag's offset."""
@@ -25,6 +25,9 @@ ADDITIONS = 64
 UNITS = {"exporter": 1, "importer": 1 << 16}
 """Number of times that each side adds, and the number that it adds: a wrong sum shows whose additions are
 missing."""
+
+COUNTER, HOT_ADDITIONS = NBYTES - 384, 20_000
+"""Offset of a single element, and number of times that each side adds to it: a hot counter."""
 
 LOADS = 1 << 18
 """Loads of a kernel that waits: at 0.3 to 3 µs each, 0.1 to 0.8 s."""
@@ -109,7 +112,8 @@ class Side:
 
     def move_data_to(self, memory: Memory) -> Side:
         """Work on the elements of this large memory, until the next move."""
-        self.data, self.count, self.through = memory, LARGE_COUNT, f"{self.through}, 16 MiB"
+        self.data, self.count = memory, self.w.params["large"]
+        self.through = f"{self.through}, {self.count >> 18} MiB"
         return self
 
     def fill_large(self, memory: Memory) -> None:
@@ -120,7 +124,14 @@ class Side:
         self.kernels.fill(self.stream, self.data.address, self.count, data)
 
     def add(self) -> None:
-        self.kernels.add(self.stream, self.memory.address, COUNT, UNITS[self.name], ADDITIONS)
+        unit = UNITS[self.name]
+        self.kernels.add(self.stream, self.memory.address, COUNT, unit, ADDITIONS)
+        self.kernels.add(self.stream, self.memory.address + COUNTER, 1, unit, HOT_ADDITIONS)
+
+    def clear(self) -> None:
+        """Queue kernels that set the flags and the counter to zero."""
+        for offset in (*FLAGS.values(), COUNTER):
+            self.kernels.store(self.stream, self.memory.address + offset, 0)
 
     def store(self, setter: str, number: int) -> None:
         self.kernels.store(self.stream, self.memory.address + FLAGS[setter], number)
@@ -186,8 +197,16 @@ class Side:
         copied = int.from_bytes(self.data.read(4, 4 * place), "little")
         self.fault(key, f"{says}; a copy shows {copied:#010x} there")
 
+    def check_counter(self, key: str, *names: str) -> None:
+        """Compare the counter with the additions of these sides."""
+        value, right = self.read_copy(COUNTER), HOT_ADDITIONS * sum(UNITS[name] for name in names) & MASK
+        if value != right:
+            says = f"a counter to which each side added {HOT_ADDITIONS} times is {value:#010x}, "
+            says += f"not {right:#010x}"
+            self.fault(key, says + attribute_additions((right - value) & MASK, HOT_ADDITIONS))
+
     def read_copy(self, offset: int) -> int:
-        """A flag as a copy to the host shows it."""
+        """A flag or the counter as a copy to the host shows it."""
         return int.from_bytes(self.memory.read(4, offset), "little")
 
     def fault(self, key: str, says: str) -> None:
@@ -200,12 +219,12 @@ class Side:
         self.results.free()
 
 
-def attribute_additions(missing: int) -> str:
+def attribute_additions(missing: int, times: int = ADDITIONS) -> str:
     """Whose additions are missing from a sum, in words; empty if additions do not explain the difference."""
     lost = {name: missing // unit % UNITS["importer"] for name, unit in UNITS.items()}
-    if max(lost.values()) > ADDITIONS:
+    if max(lost.values()) > times:
         return ""
-    numbers = (f"{number} of the {name}'s {ADDITIONS} additions" for name, number in lost.items())
+    numbers = (f"{number} of the {name}'s {times} additions" for name, number in lost.items())
     return f"; lost: {', '.join(numbers)}"
 
 

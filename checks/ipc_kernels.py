@@ -7,13 +7,13 @@ IPC handle, a descriptor of VMM memory, a pointer of a pool. On a pair of GPUs, 
 also uses memory of both GPUs by peer access, without IPC. In each case:
 
 - each kernel reads what the other's kernel wrote, up to the last element;
-- both add to the same elements at the same time, atomically for the whole system, and no addition is
-  lost;
+- both add to the same elements, and many times to one of them, at the same time, atomically for the whole
+  system, and no addition is lost;
 - one kernel writes data and then a flag (release at system scope), while a kernel of the other process
   waits for the flag (acquire at system scope) and then reads the data; then the other way round.
 
-Kernels of full blocks, in the default stream, then do the last with 16 MiB, whose flags stay in the first
-segment.
+Kernels of full blocks, in the default stream, then do the last with 16 MiB (in soak 260 MiB), whose flags
+stay in the first segment.
 
 Before, each process verifies its kernels in memory of its own. Additions are skipped where the driver
 states that the link between two GPUs has no native atomics, the check where the driver does not compile,
@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
-from gpuipc_doctor.api import Check, Context, Device, Evidence, Finding, Probe, ProbeOutcome, Worker
+from gpuipc_doctor.api import Check, Context, Device, Evidence, Finding, Probe, ProbeOutcome, Tier, Worker
 from gpuipc_doctor.api.gpu import Linear
 from gpuipc_doctor.api.offered_memory import SHARED_BY, offer_memory, open_offered
 
@@ -55,12 +55,16 @@ from ._ipc_kernels_side import (
     LOADS,
     NBYTES,
     PEER,
+    SOAK_COUNT,
     UNITS,
     Found,
     Side,
     add_units,
     make_data,
 )
+
+PROCESSES = 2
+"""Each has large memory of its own, before it is shared."""
 
 FAULTS = {
     "wrong-read": "the importer's kernel reads wrong data through a mapping",
@@ -80,7 +84,9 @@ class IpcKernels(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for devices in (*((device,) for device in ctx.devices), *ctx.pairs):
-            yield Probe("", {"exporter": export, "importer": attach}, devices, {"kinds": list_kinds(devices)})
+            fits = ctx.tier is Tier.SOAK and ctx.room(devices) >= PROCESSES * 4 * SOAK_COUNT
+            params = {"kinds": list_kinds(devices), "large": SOAK_COUNT if fits else LARGE_COUNT}
+            yield Probe("", {"exporter": export, "importer": attach}, devices, params)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         if alone := list(judge_alone(done)):
@@ -131,7 +137,7 @@ def export(w: Worker) -> None:
             step = w.step(f"through {KINDS[kind]}")
             with step, offer_memory(w, kind, NBYTES, coherent=True) as memory:
                 meet(w, take_exporter_turns(side.move_to(memory, kind, atomics=w.peer.recv())))
-                with offer_memory(w, kind, 4 * LARGE_COUNT, side.fill_large, coherent=True):
+                with offer_memory(w, kind, 4 * w.params["large"], side.fill_large, coherent=True):
                     meet(w, take_flag_turns(side, LARGE_DATA, 6))
                     w.peer.recv()  # the importer has closed its mapping
                 w.peer.recv()  # the importer has closed its mapping
@@ -152,7 +158,7 @@ def attach(w: Worker) -> None:
                 with open_offered(w, kind, NBYTES) as memory:
                     w.peer.send(atomics)
                     meet(w, take_importer_turns(side.move_to(memory, kind, atomics=atomics)))
-                    with open_offered(w, kind, 4 * LARGE_COUNT) as large:
+                    with open_offered(w, kind, 4 * w.params["large"]) as large:
                         side.move_data_to(large).check("wrong-read", LARGE_DATA, make_data(0))
                         meet(w, take_flag_turns(side, LARGE_DATA, 6))
                     w.peer.send("closed")
@@ -190,8 +196,7 @@ def use_peer_access(w: Worker, importer: Side, found: Found, *, atomics: bool) -
 
 
 def take_exporter_turns(side: Side) -> Iterator[None]:
-    for setter in FLAGS:
-        side.store(setter, 0)
+    side.clear()
     side.fill(make_data(1))
     side.finish()
     yield
@@ -211,6 +216,7 @@ def take_exporter_turns(side: Side) -> Iterator[None]:
         yield  # the importer has also added
         present = add_units(present, *UNITS.values())
         side.check("adds-lost", present, make_data(3))
+        side.check_counter("adds-lost", *FLAGS)
         yield
     yield from take_flag_turns(side, present)
 

@@ -190,7 +190,8 @@ static int compare(const struct launch *launch)
 /* Other processes add at the same time; the state's lock makes it atomic. */
 static int add(const struct launch *launch)
 {
-    enum { LOST_OF = 4096 };
+    enum { LOST_OF = 4096, HOT = 4096 };
+    bool is_hot = launch->b >= HOT && is_faulty(&launch->view, KERNELS_LOSE_HOT_ADDS);
     int code = SUCCESS;
     for (uint64_t done = 0; done < launch->count && !code; done += ELEMENTS) {
         uint64_t number = number_at(launch, done), at = launch->memory + 4 * done;
@@ -198,7 +199,7 @@ static int add(const struct launch *launch)
         code = sim_copy_from_device(elements, at, 4 * number);
         for (uint64_t i = 0; i < number; i++) {
             bool loses = is_faulty(&launch->view, KERNELS_LOSE_ADDS) && (done + i) % LOST_OF == LOST_OF / 2;
-            elements[i] += launch->a * (launch->b - loses);
+            elements[i] += launch->a * (launch->b - (loses || is_hot));
         }
         code = code ? code : sim_copy_to_device(at, elements, 4 * number);
         state_unlock();

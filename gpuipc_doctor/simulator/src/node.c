@@ -93,7 +93,7 @@ static const char *const effects[EFFECTS + 1] = {"error",  "hang",    "hang-igno
                                       "leak-host", "lag", "blank", "misstate", "in-turn", "drift", "saw", "level", "walk",
                                       "misplace", "premature",
                                       "reject", "kernels-read-stale", "kernels-lose-writes", "kernels-lose-adds",
-                                      "kernels-miss-last", "kernels-see-no-flag", "kernels-see-flag-late",
+                                      "kernels-miss-last", "kernels-see-no-flag", "kernels-see-flag-late", "kernels-lose-hot-adds",
                                       "recycle", NULL};
 
 static int device_number(int backend, int64_t index)

@@ -153,6 +153,7 @@ enum fault_effect { /* in the order of node.c's words */
     KERNELS_MISS_LAST,
     KERNELS_SEE_NO_FLAG,
     KERNELS_SEE_FLAG_LATE,
+    KERNELS_LOSE_HOT_ADDS,
     RECYCLE,
     EFFECTS,
 };
