@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuipc_doctor.cli import fleet_check, fleet_reach, fleet_report
+from gpuipc_doctor.cli import fleet_check, fleet_collectives, fleet_reach, fleet_report
 from gpuipc_doctor.cli.stdio import redraw
 from gpuipc_doctor.model import Exit
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 @click.group(
     commands={
         "check": fleet_check.command,
+        "collectives": fleet_collectives.command,
         "compare": fleet_report.compare,
         "report": fleet_report.report,
+        "take-part": fleet_collectives.take_part,
     }
 )
 def command() -> None:

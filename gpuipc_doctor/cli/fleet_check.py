@@ -16,7 +16,7 @@ from gpuipc_doctor.model import Exit, Status
 from gpuipc_doctor.present.text import counted
 
 if TYPE_CHECKING:
-    from gpuipc_doctor.fleet.ask import LaunchOptions
+    from gpuipc_doctor.fleet.ask import LaunchOptions, Listener
     from gpuipc_doctor.fleet.summary import NodeReport
 
 BLOCK = 128
@@ -101,7 +101,7 @@ def command(
             if not resume:
                 directory.forget_silent(into, known)
             progress = _Progress(into, directory.lacking(wanted, done))
-            _ask(progress.nodes, way, progress)
+            ask_all(progress.nodes, way, progress)
     except KeyboardInterrupt:
         interrupted = True
     except (directory.InUse, BadTopology) as error:
@@ -203,7 +203,8 @@ def _within_limits(way: LaunchOptions, partition: str | None, block: int | None)
     return way
 
 
-def _ask(nodes: Sequence[str], way: LaunchOptions, progress: _Progress) -> None:
+def ask_all(nodes: Sequence[str], way: LaunchOptions, progress: Listener) -> None:
+    """Run the command on each node, in the way that suits its launcher."""
     from gpuipc_doctor.fleet import ask, node_blocks, slurm, ssh_gateways
     from gpuipc_doctor.fleet.slurm import Readiness
     from gpuipc_doctor.fleet.summary import State, silent

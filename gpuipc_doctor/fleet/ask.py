@@ -157,6 +157,10 @@ class LaunchOptions:
     """The Slurm allocation whose steps run on the nodes; without it, each command is a job."""
     shipped: Shipped | None = None
     """The tool to send; ``command`` then starts with its arguments."""
+    given: Path | None = None
+    """A file that every command reads as its standard input; none with a shipped tool."""
+    names: str = ""
+    """An option that tells the command over ssh how its node is called here; Slurm tells it itself."""
 
     def words(self, target: Target) -> list[str]:
         """The local command line for a target."""
@@ -183,15 +187,16 @@ class LaunchOptions:
         return shlex.join([*timed, *self._on_node(target)])
 
     def _on_node(self, target: Target) -> list[str]:
-        command = [*self.command, *target.arguments]
+        called = [self.names, target.node] if self.names and self.via is Via.SSH else []
+        command = [*self.command, *called, *target.arguments]
         if not self.shipped:
             return command
         seconds = f"{math.ceil(self.deadline_s)}"
         return ["sh", "-c", _CARRY, "sh", self.shipped.to, seconds, self.shipped.python, *command]
 
     def stdin(self) -> Path:
-        """The command's standard input: the shipped file."""
-        return self.shipped.file if self.shipped else NO_INPUT
+        """The command's standard input."""
+        return self.shipped.file if self.shipped else self.given or NO_INPUT
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ class Joined:
     library: str = ""
     """``NCCL 2.28.3``; empty if the node has none, and ``lacks`` says why."""
     lacks: str = ""
+    room: int = 1 << 62
+    """Maximum bytes of a buffer, by the GPUs' memory; a group's sizes are cut to its smallest room."""
     clock_s: float = 0.0
     """The node's clock minus the head's."""
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -77,6 +79,9 @@ class Ending(Enum):
     """A call returned an error, or the rank died: `RankResult.failure`."""
     HUNG = "hung"
     """It was in `RankResult.operation` at the deadline."""
+    LOST = "lost a peer"
+    """A call returned ncclRemoteError: another rank had ended, or their connection was cut. Of a group with a
+    rank that FAILED, those that LOST a peer are consequences."""
     SILENT = "no answer"
     """Its node did not answer, or lost the connection to the head: `RankResult.failure` says how."""
 

@@ -25,6 +25,7 @@ from gpuipc_doctor.fleet import flux
 from gpuipc_doctor.fleet.ask import (
     GRACE_S,
     MAX_ANSWER,
+    NO_INPUT,
     TRUSTED,
     Channel,
     LaunchOptions,
@@ -81,7 +82,7 @@ echo "$name begins"
 {
     {
         said=$({
-            timeout -k 5 "$seconds" "$@" 2>&1 >&3 3>&- < /dev/null
+            timeout -k 5 "$seconds" "$@" 2>&1 >&3 3>&-
             printf '\\n%s' "$?"
         } | tail -c 8000)
     } 3>&1
@@ -214,7 +215,8 @@ class _Asking:
         await self._pace.turn()
         words = _words(nodes, way, seconds)
         try:
-            transport, _ = await start(lambda: answers, words, stdin=asyncio.subprocess.DEVNULL)
+            with (way.given or NO_INPUT).open("rb") as given:
+                transport, _ = await start(lambda: answers, words, stdin=given)
         except OSError:
             return answers  # each node is then run separately, which shows the reason
         try:

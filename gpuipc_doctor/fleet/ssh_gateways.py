@@ -63,15 +63,18 @@ def ask(nodes: Sequence[str], way: LaunchOptions, listener: Listener) -> None:
     task.set_info("ssh_options", shlex.join(["-oBatchMode=yes", *way.options]))
     told = _Answers(listener)
     names = NodeSet.fromlist(list(nodes))
-    task.shell(
-        way.line(Target("", "")),
+    worker = task.shell(
+        way.line(Target("", "%h")),
         nodes=names,
         handler=told,
         timeout=way.deadline_s,
         stderr=True,
-        stdin=False,
+        stdin=bool(way.given),
         tree=True,
     )
+    if way.given:
+        worker.write(way.given.read_bytes())
+        worker.set_write_eof()
     late = unasked = f"no answer within {min(way.deadline_s, way.budget_s):g} s"
     try:
         task.resume(None if math.isinf(way.budget_s) else way.budget_s)

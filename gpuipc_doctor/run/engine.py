@@ -295,7 +295,7 @@ class Run:
 
 def collect_inventory(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> NodeInventory:
     """The inventory alone, as in a report: facts from files, drivers and libraries."""
-    with _started(request, config, node, watcher) as run:
+    with prepared(request, config, node, watcher) as run:
         found = run.discovery.drivers()
         run.issues = knownissues.load(config.known_issues_dirs)
         return run.collect_inventory(found)
@@ -305,14 +305,14 @@ def survey_node(
     request: Request, config: SiteConfig, node: Node, watcher: Watcher
 ) -> tuple[tuple[Device, ...], NodeInventory, MpiStack | None]:
     """The devices, the inventory, and the MPI, if any, that checks would use."""
-    with _started(request, config, node, watcher) as run:
+    with prepared(request, config, node, watcher) as run:
         found = run.discovery.drivers()
         return found.devices, run.collect_inventory(found), run.stack_discovery.mpi(found.devices, found.site)
 
 
 def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> Preview:
     """The probes that `run` would start. Only discovery is run."""
-    with _started(request, config, node, watcher) as run:
+    with prepared(request, config, node, watcher) as run:
         found = run.discovery.drivers()
         run.issues = knownissues.load(config.known_issues_dirs)
         devices = request.select_devices(found.devices, found.left_out) if found.devices else ()
@@ -336,7 +336,7 @@ def run(
     started, started_at = datetime.now().astimezone(), time.monotonic()
     host = node_name.below(node.root)
     with (
-        _started(request, config, node, watcher, limits) as run,
+        prepared(request, config, node, watcher, limits) as run,
         ThreadPoolExecutor(1) as aside,
         contextlib.ExitStack() as resources,
     ):
@@ -410,7 +410,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _started(
+def prepared(
     request: Request,
     config: SiteConfig,
     node: Node,

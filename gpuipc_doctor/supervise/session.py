@@ -60,7 +60,7 @@ class Session:
         self._keeper = scratch.Keeper(self._id)
         self._not_ours.add(self._keeper.pid)
         try:
-            self._directory = self._keep_logs or self._own_directory()
+            self._directory = self._keep_logs or self.own_directory()
         except scratch.NoPlace:
             self._keeper.dismiss()
             _adopt_orphans(self._adopted_orphans)
@@ -69,7 +69,8 @@ class Session:
         self._servers = ForkServers(self._directory, self._id)
         return self
 
-    def _own_directory(self) -> Path:
+    def own_directory(self) -> Path:
+        """A new private directory, which its maker removes; the keeper does if this process is killed."""
         return scratch.make(scratch.usual(), announce=self._keeper.remove)
 
     def __exit__(self, *_: object) -> None:
@@ -192,7 +193,7 @@ class Session:
         made = None
         if probe.launch and probe.launch.nodes == 1:
             with suppress(scratch.NoPlace):
-                made = self._own_directory()
+                made = self.own_directory()
         try:
             yield made
         finally:

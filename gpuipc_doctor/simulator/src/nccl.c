@@ -4,14 +4,21 @@
  * and in the caller's thread: simulated device memory is mapped where its address says, so data is copied through the
  * file, piece by piece. Calls on streams are not deferred, and every rank must make the same calls in the same order.
  * An operation whose communicator has lost a rank, by its death or by ncclCommAbort, ends without a result.
+ * With NCCL_HOSTID, ranks of several nodes meet over TCP at the address in the unique id: each rank is connected to
+ * every rank of other nodes, and sends it its pieces. Ranks of equal NCCL_HOSTID share the file.
  * What NCCL would log with NCCL_DEBUG=INFO, it prints to stdout: the channels' transports are those that the
  * environment selects. GPUIPC_SIM_NCCL has the versions and the faults (README.md).
  */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
 #include <linux/futex.h>
+#include <net/if.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -22,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -126,10 +134,19 @@ struct meeting { /* the file in which ranks meet; zeros at first. Each rank has 
     _Alignas(4096) char slots[]; /* SLOT bytes a rank, then a pipe for each pair of ranks */
 };
 
+struct place { /* of a rank: its node, and where it listens; in network order */
+    int32_t rank, size;
+    uint64_t node;
+    uint32_t address;
+    uint16_t port;
+};
+
 struct comm {
     struct meeting *meeting;
     uint64_t id, bytes;
-    int rank, size, device, file;
+    int rank, size, device, file, here; /* here: number of ranks on this node */
+    int line[MAX_RANKS];                /* to a rank of another node; -1 without */
+    char *away[MAX_RANKS];              /* what that rank has sent */
     unsigned splits;
     bool is_split, has_joined, is_broken;
     char path[4096];
@@ -179,6 +196,8 @@ static struct pipe *pipe_of(const struct comm *comm, int from, int to)
 
 static char *slot_of(const struct comm *comm, int rank)
 {
+    if (comm->away[rank])
+        return comm->away[rank];
     return comm->meeting->slots + (size_t)rank * SLOT;
 }
 
@@ -190,7 +209,7 @@ static bool is_lost(const struct comm *comm)
         return true;
     for (lock.l_start = 0; comm->has_joined && lock.l_start < comm->size; lock.l_start++) {
         struct flock found = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = lock.l_start, .l_len = 1};
-        if (lock.l_start != comm->rank && !fcntl(comm->file, F_OFD_GETLK, &found) && found.l_type == F_UNLCK)
+        if (lock.l_start != comm->rank && !comm->away[lock.l_start] && !fcntl(comm->file, F_OFD_GETLK, &found) && found.l_type == F_UNLCK)
             return true;
     }
     return false;
@@ -204,7 +223,7 @@ static bool meet(struct comm *comm)
     int generation = atomic_load(&barrier->generation);
     if (comm->is_broken)
         return false;
-    if (atomic_fetch_add(&barrier->arrived, 1) + 1 == comm->size) {
+    if (atomic_fetch_add(&barrier->arrived, 1) + 1 == comm->here) {
         atomic_store(&barrier->arrived, 0);
         atomic_fetch_add(&barrier->generation, 1);
         syscall(SYS_futex, &barrier->generation, FUTEX_WAKE, MAX_RANKS, NULL, NULL, 0);
@@ -220,7 +239,215 @@ static bool meet(struct comm *comm)
     return true;
 }
 
-static struct comm *join(uint64_t id, int rank, int size, int device, bool is_split)
+/* ---- several nodes ---- */
+
+static uint64_t own_node(void)
+{
+    const char *name = getenv("NCCL_HOSTID");
+    uint64_t hash = 14695981039346656037u;
+    if (!name || !*name)
+        return 0;
+    while (*name)
+        hash = (hash ^ (unsigned char)*name++) * 1099511628211u;
+    return hash;
+}
+
+static bool is_named(const char *list, const char *name)
+{
+    bool exact = *list == '=', found = false;
+    char copy[256], *rest = copy;
+    snprintf(copy, sizeof copy, "%s", list + exact);
+    for (char *word = strsep(&rest, ","); word; word = strsep(&rest, ","))
+        found |= *word && (exact ? !strcmp(name, word) : !strncmp(name, word, strlen(word)));
+    return found;
+}
+
+/* The IPv4 address of the interface that NCCL_SOCKET_IFNAME names, else of the first that is no loopback; 0 without. */
+static uint32_t own_address(char *name, size_t room)
+{
+    const char *named = getenv("NCCL_SOCKET_IFNAME");
+    struct ifaddrs *all = NULL;
+    uint32_t found = 0;
+    bool is_loop = true;
+    getifaddrs(&all);
+    for (struct ifaddrs *one = all; one; one = one->ifa_next) {
+        bool loops = one->ifa_flags & IFF_LOOPBACK;
+        if (!one->ifa_addr || one->ifa_addr->sa_family != AF_INET || !(one->ifa_flags & IFF_UP) || (found && (loops || !is_loop)))
+            continue;
+        if (named && *named && (*named == '^' ? is_named(named + 1, one->ifa_name) : !is_named(named, one->ifa_name)))
+            continue;
+        found = ((struct sockaddr_in *)(void *)one->ifa_addr)->sin_addr.s_addr;
+        is_loop = loops;
+        snprintf(name, room, "%s", one->ifa_name);
+    }
+    freeifaddrs(all);
+    return found;
+}
+
+static int listen_at(uint32_t address, uint16_t *port)
+{
+    struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr.s_addr = address};
+    socklen_t length = sizeof own;
+    int line = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (line < 0 || bind(line, (struct sockaddr *)&own, length) || listen(line, MAX_RANKS) || getsockname(line, (struct sockaddr *)&own, &length))
+        refuse("socket", strerror(errno));
+    *port = own.sin_port;
+    return line;
+}
+
+static int call_at(const struct comm *comm, uint32_t address, uint16_t port)
+{
+    struct sockaddr_in other = {.sin_family = AF_INET, .sin_addr.s_addr = address, .sin_port = port};
+    int line = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
+    if (!connect(line, (struct sockaddr *)&other, sizeof other)) {
+        setsockopt(line, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        return line;
+    }
+    say(comm, "WARN", "socketStartConnect: Connect to %s<%d> failed : %s", inet_ntoa(other.sin_addr), ntohs(port), strerror(errno));
+    close(line);
+    return -1;
+}
+
+static bool move_all(int line, void *data, size_t bytes, bool sends)
+{
+    for (size_t at = 0; at < bytes;) {
+        ssize_t moved = sends ? send(line, (char *)data + at, bytes - at, MSG_NOSIGNAL) : recv(line, (char *)data + at, bytes - at, 0);
+        if (moved <= 0 && !(moved < 0 && errno == EINTR))
+            return false;
+        at += moved > 0 ? (size_t)moved : 0;
+    }
+    return true;
+}
+
+/* NCCL's bootstrap root: once all ranks have said where they are, each is told of all. */
+static void *gather_ranks(void *data)
+{
+    int line = (int)(intptr_t)data, lines[MAX_RANKS], size = 1;
+    struct place all[MAX_RANKS] = {0}, one;
+    for (int came = 0; came < size; came++) {
+        int from = accept4(line, NULL, NULL, SOCK_CLOEXEC);
+        if (from < 0 || !move_all(from, &one, sizeof one, false) || one.rank < 0 || one.rank >= MAX_RANKS || one.size > MAX_RANKS) {
+            close(from);
+            came--;
+            continue;
+        }
+        size = one.size;
+        all[one.rank] = one;
+        lines[came] = from;
+    }
+    for (int i = 0; i < size; i++) {
+        move_all(lines[i], all, sizeof all, true);
+        close(lines[i]);
+    }
+    close(line);
+    return NULL;
+}
+
+static void host_meeting(unique_id *id)
+{
+    char name[64] = "";
+    uint32_t address = own_address(name, sizeof name);
+    uint16_t port = 0;
+    pthread_t thread;
+    int line = listen_at(address, &port);
+    memcpy(id->internal + 8, &address, 4);
+    memcpy(id->internal + 12, &port, 2);
+    if (!pthread_create(&thread, NULL, gather_ranks, (void *)(intptr_t)line))
+        pthread_detach(thread);
+}
+
+/* Connect to the ranks of other nodes; returns what ncclCommInitRank does. */
+static int meet_nodes(struct comm *comm, const char *id)
+{
+    char name[64] = "";
+    struct place all[MAX_RANKS], own = {.rank = comm->rank, .size = comm->size, .node = own_node(), .address = own_address(name, sizeof name)};
+    uint32_t address;
+    uint16_t port;
+    int32_t rank;
+    if (!own.address) {
+        say(comm, "WARN", "Bootstrap : no socket interface found");
+        return INVALID_USAGE;
+    }
+    struct in_addr shown = {own.address};
+    say(comm, "INFO", "Bootstrap: Using %s:%s<0>", name, inet_ntoa(shown));
+    say(comm, "INFO", "NET/Socket : Using [0]%s:%s<0>", name, inet_ntoa(shown));
+    memcpy(&address, id + 8, 4);
+    memcpy(&port, id + 12, 2);
+    int listener = listen_at(own.address, &own.port), root = call_at(comm, address, port);
+    if (root < 0 || !move_all(root, &own, sizeof own, true) || !move_all(root, all, sizeof all, false))
+        return SYSTEM_ERROR;
+    close(root);
+    for (int other = 0; other < comm->size; other++) {
+        if (all[other].node == own.node)
+            continue;
+        comm->here--;
+        comm->away[other] = malloc(SLOT);
+        if (other > comm->rank)
+            continue;
+        rank = comm->rank;
+        comm->line[other] = call_at(comm, all[other].address, all[other].port);
+        if (comm->line[other] < 0 || !move_all(comm->line[other], &rank, sizeof rank, true))
+            return SYSTEM_ERROR;
+    }
+    for (int left = 0; left < comm->size; left++) {
+        if (!comm->away[left] || left < comm->rank)
+            continue;
+        int from = accept4(listener, NULL, NULL, SOCK_CLOEXEC), one = 1;
+        if (from < 0 || !move_all(from, &rank, sizeof rank, false) || rank < 0 || rank >= comm->size)
+            return SYSTEM_ERROR;
+        setsockopt(from, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        comm->line[rank] = from;
+    }
+    close(listener);
+    return SUCCESS;
+}
+
+static void lose(struct comm *comm, int other)
+{
+    if (!comm->is_broken)
+        say(comm, "WARN", "socketProgress: Connection closed by remote peer of rank %d", other);
+    has_lost_a_rank = comm->is_broken = true;
+}
+
+/* Send this piece to each rank of another node, and receive theirs: of all ranks, or only of `root`. */
+static bool trade(struct comm *comm, const char *piece, uint64_t bytes, int root)
+{
+    uint64_t sent[MAX_RANKS] = {0}, came[MAX_RANKS] = {0};
+    for (;;) {
+        struct pollfd polled[MAX_RANKS];
+        int of[MAX_RANKS], number = 0;
+        for (int other = 0; other < comm->size; other++) {
+            short wants = (short)((root < 0 || root == comm->rank) && sent[other] < bytes ? POLLOUT : 0);
+            wants |= (short)((root < 0 || root == other) && came[other] < bytes ? POLLIN : 0);
+            if (!comm->away[other] || !wants)
+                continue;
+            of[number] = other;
+            polled[number++] = (struct pollfd){.fd = comm->line[other], .events = wants};
+        }
+        if (!number)
+            return true;
+        if (!poll(polled, (nfds_t)number, 20) && is_lost(comm))
+            has_lost_a_rank = comm->is_broken = true;
+        for (int i = 0; i < number && !comm->is_broken; i++) {
+            int other = of[i];
+            ssize_t moved = 1;
+            if (polled[i].revents & POLLOUT) {
+                moved = send(polled[i].fd, piece + sent[other], bytes - sent[other], MSG_DONTWAIT | MSG_NOSIGNAL);
+                sent[other] += moved > 0 ? (uint64_t)moved : 0;
+            }
+            if (polled[i].events & POLLIN && polled[i].revents & (POLLIN | POLLHUP | POLLERR) && (moved > 0 || errno == EAGAIN)) {
+                moved = recv(polled[i].fd, comm->away[other] + came[other], bytes - came[other], MSG_DONTWAIT);
+                came[other] += moved > 0 ? (uint64_t)moved : 0;
+            }
+            if (!moved || (moved < 0 && errno != EAGAIN))
+                lose(comm, other);
+        }
+        if (comm->is_broken)
+            return false;
+    }
+}
+
+static struct comm *join(uint64_t id, int rank, int size, int device, bool is_split, const char *hosted, int *code)
 {
     struct comm *comm = calloc(1, sizeof *comm);
     comm->id = id;
@@ -228,6 +455,9 @@ static struct comm *join(uint64_t id, int rank, int size, int device, bool is_sp
     comm->size = size;
     comm->device = device;
     comm->is_split = is_split;
+    comm->here = size;
+    if (hosted && (*code = meet_nodes(comm, hosted)))
+        return NULL;
     comm->bytes = sizeof(struct meeting) + (size_t)size * SLOT + (size_t)size * size * sizeof(struct pipe);
     snprintf(comm->path, sizeof comm->path, "%s/collective-%016llx", getenv("GPUIPC_SIM_STATE"), (unsigned long long)id);
     struct flock own = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = rank, .l_len = 1};
@@ -241,8 +471,9 @@ static struct comm *join(uint64_t id, int rank, int size, int device, bool is_sp
     comm->has_joined = true;
     if (size > 1) {
         int next = (rank + 1) % size;
+        const char *via = comm->away[next] ? "NET/Socket/0" : transport();
         for (int channel = 0; channel < CHANNELS; channel++)
-            say(comm, "INFO", "Channel %02d/0 : %d[%d] -> %d[%d] via %s", channel, rank, device, next, next, transport());
+            say(comm, "INFO", "Channel %02d/0 : %d[%d] -> %d[%d] via %s", channel, rank, device, next, next, via);
     }
     say(comm, "INFO", "ncclCommInitRank comm %p rank %d nranks %d cudaDev %d commId 0x%llx - Init COMPLETE", (void *)comm, rank, size,
         device, (unsigned long long)id);
@@ -255,6 +486,11 @@ static void leave(struct comm *comm)
     unlink(comm->path); /* the first does it */
     munmap(comm->meeting, comm->bytes);
     close(comm->file);
+    for (int rank = 0; rank < comm->size; rank++)
+        if (comm->away[rank]) {
+            close(comm->line[rank]);
+            free(comm->away[rank]);
+        }
     free(comm);
 }
 
@@ -540,7 +776,7 @@ static void exchange(struct operation *o, const char *send, uint64_t bytes, bool
         uint64_t piece = bytes - at < SLOT ? bytes - at : SLOT;
         if (publishes)
             memcpy(slot_of(comm, comm->rank), send + at, piece);
-        if (!meet(comm))
+        if (!meet(comm) || (comm->here < comm->size && !trade(comm, send + at, piece, o->call == BROADCAST ? o->root : -1)))
             return;
         use(o, at, piece, data);
         if (!meet(comm))
@@ -624,6 +860,16 @@ static bool progress(struct operation *o)
 {
     struct comm *comm = o->comm;
     bool sends = o->call == SEND;
+    if (comm->away[o->root]) {
+        ssize_t moved = sends ? send(comm->line[o->root], o->send + o->done, o->count - o->done, MSG_DONTWAIT | MSG_NOSIGNAL)
+                              : recv(comm->line[o->root], o->recv + o->done, o->count - o->done, MSG_DONTWAIT);
+        if (!moved || (moved < 0 && errno != EAGAIN)) {
+            lose(comm, o->root);
+            o->done = o->count;
+        }
+        o->done += moved > 0 ? (uint64_t)moved : 0;
+        return moved > 0;
+    }
     struct pipe *pipe = sends ? pipe_of(comm, comm->rank, o->root) : pipe_of(comm, o->root, comm->rank);
     if (atomic_load(&pipe->full) == sends)
         return false;
@@ -791,6 +1037,8 @@ EXPORT int ncclGetUniqueId(unique_id *id)
     memset(id, 0, sizeof *id);
     uint64_t word = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec + ((uint64_t)getpid() << 48);
     memcpy(id->internal, &word, sizeof word);
+    if (own_node())
+        host_meeting(id);
     return SUCCESS;
 }
 
@@ -807,7 +1055,7 @@ EXPORT int ncclCommInitRank(struct comm **comm, int size, unique_id id, int rank
     if (!code && has_lost_a_rank)
         code = strike(&asked, RESTART, &before, 0);
     if (!code)
-        *comm = join(word, rank, size, rank, false);
+        *comm = join(word, rank, size, rank, false, own_node() ? id.internal : NULL, &code);
     return code;
 }
 
@@ -818,6 +1066,10 @@ EXPORT int ncclCommSplit(struct comm *comm, int color, int key, struct comm **ma
     int code = strike(&asked, SPLIT, comm, 0), place = 0, size = 0;
     if (code)
         return code;
+    if (comm->here < comm->size) {
+        say(comm, "WARN", "the simulated library splits no communicator over several nodes");
+        return INVALID_USAGE;
+    }
     comm->meeting->wish[comm->rank].color = color;
     comm->meeting->wish[comm->rank].key = key;
     meet(comm);
@@ -830,7 +1082,7 @@ EXPORT int ncclCommSplit(struct comm *comm, int color, int key, struct comm **ma
     }
     meet(comm);
     uint64_t id = (comm->id + ++comm->splits) * 0x9e3779b97f4a7c15u + (uint64_t)color + 1;
-    *made = color < 0 ? NULL : join(id, place, size, comm->device, true);
+    *made = color < 0 ? NULL : join(id, place, size, comm->device, true, NULL, &code);
     return SUCCESS;
 }
 
