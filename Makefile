@@ -6,6 +6,7 @@
 #              then every check and the api are broken in one place after the other, and tests must notice
 # make test-amd  the conformance suite, faults and MPI on AMD's runtimes that Debian's mirror has, over the emulated
 #                kernel driver
+# make test-intel  Intel's own user-mode driver, of Debian forky, over an emulated kernel driver
 # make diff-amd  the rows of that suite in which simulated and AMD's own runtimes differ; for every night
 # make test-arm64-user  checks on the simulated node as a program of arm64, emulated; needs a cross compiler
 # make lint    ruff, mypy, import-linter
@@ -51,7 +52,7 @@ ROOTS := .prefix/bookworm/.ready .prefix/trixie/.ready
 help:
 	@sed -n '/^# make demo/,/^$$/s/^# \?//p' Makefile
 
-.PHONY: help demo test test-all packages test-amd test-arm64-user diff-amd test-again lint format zipapp docs pictures clean machine
+.PHONY: help demo test test-all packages test-amd test-intel test-arm64-user diff-amd test-again lint format zipapp docs pictures clean machine
 
 DEMO_CODE := $(if $(findstring healthy,$(PROFILE)),0,12)
 
@@ -69,7 +70,7 @@ CONFORMANCE = $(if $(GPUIPC_OTHER_BINDINGS),if test -e .venv-other/.ready; then 
 
 # GPUIPC_FULL_TURN=3/7, as CI counts it: of what `make test` leaves out, the fourth seventh runs, too.
 FULL = $(if $(GPUIPC_FULL_TURN),-m '')
-test-all: .prefix/openmpi-smcuda/.ready
+test-all: .prefix/openmpi-smcuda/.ready .prefix/intel/.ready
 test-all: FULL := -m '' --hypothesis-profile=full
 test-all: export GPUIPC_FULL_TURN :=
 test-all: GPUIPC_OTHER_BINDINGS := 1
@@ -83,12 +84,17 @@ test test-all: lint .venv/.compiled $(MPI_PREFIXES) .prefix/levelzero/.ready
 
 # AMD's runtimes of later Debian releases, where the mirror of this machine's apt has them: half a minute each, the
 # last one five times that.
+OF_AMD := libhsa-runtime64-1,libgomp1
 AMD_RUNTIMES := rocm-5.7 rocm-6 rocm-7
-.prefix/rocm-5.7/.ready: AMD_FROM := libamdhip64-5 trixie
-.prefix/rocm-6/.ready:   AMD_FROM := libamdhip64-6 forky
-.prefix/rocm-7/.ready:   AMD_FROM := libamdhip64-7 forky 'unstable experimental'
+.prefix/rocm-5.7/.ready: AMD_FROM := libamdhip64-5,$(OF_AMD) trixie
+.prefix/rocm-6/.ready:   AMD_FROM := libamdhip64-6,$(OF_AMD) forky
+.prefix/rocm-7/.ready:   AMD_FROM := libamdhip64-7,$(OF_AMD) forky 'unstable experimental'
 .prefix/rocm-%/.ready: tests/kfd/root.sh
 	{ sh $< $(@D) $(AMD_FROM) && touch $@; } $(OR_GO_WITHOUT)
+
+# Intel's user-mode driver for GPUs, with the loader and the kernel's headers that tests/xe is built with.
+.prefix/intel/.ready: tests/kfd/root.sh
+	{ sh $< $(@D) libze-intel-gpu1,libze-dev,linux-libc-dev forky && touch $@; } $(OR_GO_WITHOUT)
 
 comma := ,
 space := $(subst ,, )
@@ -97,6 +103,9 @@ test-amd diff-amd test-all: $(AMD_RUNTIMES:%=.prefix/%/.ready)
 test-amd: .venv/.compiled $(MPI_PREFIXES)
 	$(BIN)/python -m tests.kfd.emulated
 	$(WITH_MPI); $(BIN)/python $(PYTEST) tests/conformance tests/kfd -m '' -k 'rocm or kfd'
+test-intel: .prefix/intel/.ready .venv/.compiled
+	$(BIN)/python -m tests.xe.emulated
+	$(BIN)/python $(PYTEST) tests/xe -m ''
 diff-amd: .venv/.compiled
 	$(BIN)/python -m tests.conformance.diff
 

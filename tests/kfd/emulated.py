@@ -165,13 +165,13 @@ def node(runtime: Runtime, gpus: int = GPUS, mib: int = MIB) -> Iterator[Emulate
             "LD_LIBRARY_PATH": str(run / "lib"),
             "ROCM_PATH": directory,
         }
-        arguments = map(str, (run, runtime.root, gpus, mib, *_bound(runtime)))
-        with _namespace_of("sh", str(HERE / "namespace.sh"), *arguments) as enter:
+        arguments = map(str, (run, runtime.root, gpus, mib, *bound(runtime.root)))
+        with namespace_of("sh", str(HERE / "namespace.sh"), *arguments) as enter:
             yield EmulatedNode(runtime, enter, env)
 
 
 @contextmanager
-def _namespace_of(*script: str) -> Iterator[tuple[str, ...]]:
+def namespace_of(*script: str) -> Iterator[tuple[str, ...]]:
     """The command that enters the mount namespace created by a script; the namespace ends with the block."""
     command = [*namespace(), "--propagation", "private", *script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
@@ -186,9 +186,9 @@ def _namespace_of(*script: str) -> Iterator[tuple[str, ...]]:
             holder.stdin.close()
 
 
-def _bound(runtime: Runtime) -> list[str]:
+def bound(root: Path) -> list[str]:
     """Directories that another root file system needs from here: this repository, and the running Python."""
-    if runtime.root == Path("/"):
+    if root == Path("/"):
         return []
     installed = [Path(sys.base_prefix)]
     if sys.base_prefix == "/usr":  # an environment's python3 links to it, and it is another release there

@@ -1,7 +1,7 @@
 #!/bin/sh
-# namespace.sh RUN ROOT GPUS MIB [BOUND…]: run inside a new mount namespace, make it a node with emulated AMD GPUs.
+# namespace.sh RUN ROOT GPUS MIB [BOUND…]: run inside a new mount namespace, make it a node with emulated GPUs.
 #
-# RUN has what emulated.py wrote: sys/ and dev/ of the GPUs. ROOT is the root file system with AMD's runtime: "/", or a
+# RUN has what emulated.py wrote: sys/ and dev/ of the GPUs. ROOT is the root file system with the runtime: "/", or a
 # directory, in which everything BOUND is made visible. The rest of /sys and /dev is this machine's.
 set -e
 run=$1 root=${2%/} gpus=$3 mib=$4
@@ -38,7 +38,14 @@ for entry in /sys/bus/*; do
     case $entry in */pci) ;; *) mkdir -p "$to/bus" && show "$entry" ;; esac
 done
 cp -P /sys/bus/pci/devices/* "$to/bus/pci/devices/" 2>/dev/null || true
-show /sys/block /sys/class /sys/fs /sys/kernel /sys/devices/system /sys/devices/pci* /sys/devices/virtual/net
+if [ -e "$to/class" ]; then # the emulated driver has files there
+    for entry in /sys/class/*; do
+        case $entry in */drm) ;; *) show "$entry" ;; esac
+    done
+else
+    show /sys/class
+fi
+show /sys/block /sys/fs /sys/kernel /sys/devices/system /sys/devices/pci* /sys/devices/virtual/net
 from=/dev to=$run/dev
 show /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/ptmx /dev/pts /dev/fd /dev/std*
 # AMD's runtime leaves a semaphore and segments there, and processes of other nodes would share them.

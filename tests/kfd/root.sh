@@ -1,11 +1,11 @@
 #!/bin/sh
-# root.sh DIRECTORY PACKAGE SUITES…: a root file system with AMD's runtime in it, made of these suites of Debian.
-# SUITES are one suite, or 'unstable experimental', of which the last has PACKAGE; the first that can be had is taken.
-# With it comes the suite's UCX, which has ROCm from trixie on. It is unpacked, not installed: it depends on the
-# libraries of many adapters, and in experimental on an older runtime.
+# root.sh DIRECTORY PACKAGES SUITES…: a root file system with these packages in it, made of these suites of Debian.
+# SUITES are one suite, or 'unstable experimental', of which the last has PACKAGES (separated by commas); the first
+# that can be had is taken. With AMD's runtime comes the suite's UCX, which has ROCm from trixie on. It is unpacked, not
+# installed: it depends on the libraries of many adapters, and in experimental on an older runtime.
 # The mirror is that of this machine's apt; its snapshots may be old, so dates are not checked.
 set -e
-directory=$1 package=$2
+directory=$1 packages=$2
 shift 2
 if ! command -v mmdebstrap >/dev/null; then
     echo "$directory: mmdebstrap is not installed" >&2
@@ -21,11 +21,13 @@ make_root() {
         set -- "$@" "deb $mirror $suite main"
         shift
     done
+    include=python3
+    for package in $(IFS=,; echo $packages); do include=$include,$package/$last; done
     rm -rf "$directory"
     mmdebstrap --quiet --variant=apt --keyring=/usr/share/keyrings/debian-archive-keyring.gpg \
         --aptopt='Acquire::Check-Valid-Until false' --aptopt='Acquire::Check-Date false' \
         --aptopt='APT::Sandbox::User root' --aptopt='APT::Install-Recommends false' \
-        --include="$package/$last,libhsa-runtime64-1/$last,python3,libgomp1" --customize-hook="$unpack_ucx" \
+        --include="$include" --customize-hook="$customize" \
         "$base" "$directory" "$@"
 }
 
@@ -38,11 +40,12 @@ for package in libucx0_*.deb ucx-utils_*.deb; do
     dpkg -x "$package" "$1"
     rm "$package"
 done'
+case $packages in libamdhip64-*) customize=$unpack_ucx ;; *) customize=true ;; esac
 
 for suites; do
     # shellcheck disable=SC2086  # several suites
     if make_root $suites; then exit; fi
     rm -rf "$directory"
-    echo "$directory: no $package of $suites on $mirror: see above" >&2
+    echo "$directory: no $packages of $suites on $mirror: see above" >&2
 done
 exit 1
