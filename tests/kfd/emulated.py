@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -109,6 +109,11 @@ class EmulatedNode:
 
 def build(directory: Path) -> Path:
     """Compile the emulated driver into ``directory``."""
+    return compiled(directory / DRIVER, HERE.glob("*.c"), "-I", str(HERE / "include"))
+
+
+def compiled(library: Path, sources: Iterable[Path], *more: str) -> Path:
+    """A library to preload."""
     flags = [
         "-std=gnu11",
         "-O2",
@@ -120,11 +125,7 @@ def build(directory: Path) -> Path:
         "-shared",
         "-pthread",
     ]
-    library = directory / DRIVER
-    sources = sorted(map(str, HERE.glob("*.c")))
-    subprocess.run(
-        ["cc", *flags, "-I", str(HERE / "include"), *sources, "-o", str(library), "-ldl"], check=True
-    )
+    subprocess.run(["cc", *flags, *more, *sorted(map(str, sources)), "-o", str(library), "-ldl"], check=True)
     return library
 
 

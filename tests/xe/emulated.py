@@ -1,4 +1,4 @@
-"""A node with emulated Intel GPUs: Intel's own user-mode driver, over a preloaded stand-in for the kernel driver xe.
+"""A node with emulated Intel GPUs: Intel's own user-mode driver, over a stand-in for its kernel driver.
 
 Driver and loader are those of another root file system (`Makefile`, ``.prefix/intel``); the rest is as in
 `tests.kfd.emulated`. Nothing executes commands: the user-mode driver is told to copy by the processor.
@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.kfd.emulated import HERE as KFD
-from tests.kfd.emulated import REPOSITORY, bound, namespace_of
+from tests.kfd.emulated import REPOSITORY, bound, compiled, namespace_of
 
 ROOT = REPOSITORY / ".prefix/intel"
 SETTINGS = {
@@ -71,13 +71,9 @@ def version() -> str:
 @cache
 def _driver() -> bytes:
     """The emulated driver, compiled once per process."""
-    flags = "-std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -fvisibility=hidden -shared -pthread".split()
     with tempfile.TemporaryDirectory(prefix="xe-") as directory:
-        library = Path(directory, "xe.so")
-        source = str(Path(__file__).with_name("xe.c"))
-        headers = str(ROOT / "usr/include")
-        subprocess.run(["cc", *flags, "-idirafter", headers, source, "-o", str(library)], check=True)
-        return library.read_bytes()
+        headers = ("-idirafter", str(ROOT / "usr/include"))
+        return compiled(Path(directory, "xe.so"), [Path(__file__).with_name("xe.c")], *headers).read_bytes()
 
 
 @contextmanager
@@ -88,7 +84,12 @@ def node(gpus: int = 1, mib: int = 1024) -> Iterator[EmulatedNode]:
         (run / "xe.so").write_bytes(_driver())
         for gpu in range(gpus):
             _describe(run, gpu)
-        env = {"XE_EMULATOR": directory, "LD_PRELOAD": str(run / "xe.so"), "XE_EMULATOR_YAMA": "1", **SETTINGS}
+        env = {
+            "XE_EMULATOR": directory,
+            "LD_PRELOAD": str(run / "xe.so"),
+            "XE_EMULATOR_YAMA": "1",
+            **SETTINGS,
+        }
         arguments = map(str, (run, ROOT, gpus, mib, *bound(ROOT)))
         with namespace_of("sh", str(KFD / "namespace.sh"), *arguments) as enter:
             yield EmulatedNode(enter, env)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -72,9 +73,7 @@ def imports(done: subprocess.CompletedProcess[str]) -> tuple[str, set[int]]:
     """What each import read, as letters, and by how many descriptors each later one made the process grow."""
     found = re.findall(r"^import \d: data of buffer (.), .* (\d+) descriptors$", done.stdout, re.MULTILINE)
     counts = [int(count) for _, count in found]
-    return "".join(data for data, _ in found), {
-        later - count for count, later in zip(counts, counts[1:], strict=False)
-    }
+    return "".join(data for data, _ in found), {later - count for count, later in pairwise(counts)}
 
 
 def test_importer_with_its_own_descriptor_opens_each_buffer_and_keeps_nothing(
