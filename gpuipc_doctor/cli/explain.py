@@ -205,6 +205,10 @@ class _Known:
             return f"{sanitise(text)} is a file; to search it, run `gpuipc-doctor diagnose {sanitise(text)}`"
         names = {_folded(name): name for name in self.names()}
         parts = [word for word in words if _folded(word) in names]
+        check = text.partition(".")[0]
+        if check in self.checks:  # a mistyped key of it
+            keys = finding_keys.of_check(self.checks[check].file)
+            names |= {f"{check}.{key}": f"{check}.{key}" for key in keys}
         near = sorted(parts, key=len, reverse=True) or [
             names[one] for one in get_close_matches(_folded(text), names, n=3)
         ]

@@ -106,6 +106,8 @@ def command(
         interrupted = True
     except (directory.InUse, BadTopology) as error:
         raise click.UsageError(str(error)) from None
+    except FileExistsError:
+        raise click.UsageError(f"--into: {into} is a file; name a directory") from None
     except OSError as error:
         raise click.UsageError(f"{error.filename or into}: {error.strerror or error}") from None
     reason = "the run was interrupted before the node answered" if interrupted else "the node was not reached"

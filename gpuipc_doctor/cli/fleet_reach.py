@@ -192,7 +192,7 @@ def _slurms_nodes(partition: str | None, reservation: str | None, all_idle: bool
     try:
         found = slurm.nodes_of(partition=partition, reservation=reservation, all_idle=all_idle)
     except slurm.Refused as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(f"{error}; or name the nodes with -w") from None
     if not found:
         what = [("partition", partition), ("reservation", reservation)]
         named = " and ".join(f"{kind} {name}" for kind, name in what if name)
@@ -212,7 +212,7 @@ def _fluxs_nodes(queue: str | None, reservation: str | None, all_idle: bool) -> 
     try:
         found = flux.nodes_of(queue=queue, all_idle=all_idle)
     except slurm.Refused as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(f"{error}; or name the nodes with -w") from None
     if not found:
         raise click.UsageError("Flux has no such nodes; see `flux resource list`")
     return found

@@ -88,9 +88,8 @@ def main() -> NoReturn:
 
 
 def _run() -> int:
-    """Run the command. A wrong command line or file gives exit code 2, an interruption 130.
+    """Run the command. A wrong command line or file gives one line and exit code 2, an interruption 130.
 
-    click reports wrong command lines in its own form, after the usage. Every other mistake is one line.
     Missing resources (space, processes) are reported in one line, with exit code 1.
     """
     try:
@@ -115,9 +114,15 @@ def _run() -> int:
 
 
 def _show(error: click.ClickException) -> None:
-    """Print click's message on a wrong command line without control characters. Runs of spaces are kept: they
-    form the columns of a command's help."""
+    """Print one line on a wrong command line, or the help of a group without a command.
+
+    Without control characters; runs of spaces are kept: they form the columns of the help."""
+    from gpuipc_doctor.cli import wrong_usage
     from gpuipc_doctor.present.text import sanitise
+
+    if isinstance(error, click.UsageError) and not isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(wrong_usage.line(error), err=True)
+        return
 
     said = io.StringIO()
     error.show(said)

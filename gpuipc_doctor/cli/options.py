@@ -140,7 +140,12 @@ class Choice(click.Choice[str]):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as wrong:
-            meant = did_you_mean(str(value), self.choices)
+            aliases = {
+                vendor.name.lower(): name for name, vendor in SUPPORTED.items() if name in self.choices
+            }
+            meant = did_you_mean(aliases.get(str(value), str(value)), self.choices)
+            if ctx and any(f"--{value}" in each.opts for each in ctx.command.params):
+                meant = f"; did you mean '--{value}'?"
             self.fail(f"{wrong.message.removesuffix('.')}{meant or '.'}", param, ctx)
 
 
@@ -205,8 +210,12 @@ node_options = table(
 
 def site_config(file: Path | None) -> SiteConfig:
     """The site config: ``--config`` and the files that it extends. Raises `BadFile`."""
+    from gpuipc_doctor.files.yamlfile import BadFile, Mistake
     from gpuipc_doctor.site import config, layers
 
+    if file and not os.path.lexists(layers.of_option(file)) and not layers.nameless(file):
+        says = f"no such file; `gpuipc-doctor config new --to {file}` writes a first one"
+        raise BadFile([Mistake(file, 0, says)])
     return config.load(layers.of_option(file) if file else None, matching)
 
 

@@ -22,8 +22,11 @@ class ExitZeroOnUsageError(click.Command):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
-            line = f"gpuipc-doctor: ERROR invalid command line of the {info_name}: {error.format_message()}"
-            for number, say in ((2, error.show), (1, partial(click.echo, line))):
+            from gpuipc_doctor.cli import wrong_usage
+
+            said = wrong_usage.line(error)
+            line = f"gpuipc-doctor: ERROR invalid command line: {said}"
+            for number, say in ((2, partial(click.echo, said, err=True)), (1, partial(click.echo, line))):
                 try:
                     say()
                 except OSError:  # no reader: not the node's fault

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 MAX_BYTES = 64 << 20
 """Maximum bytes of a file. The report of a thousand repetitions on eight GPUs is smaller."""
 
+_WRITES = "`gpuipc-doctor check --output FILE` writes a report"
+
 
 def report(path: Path) -> Report:
     """The node report in a file. Raises `BadFile`."""
     try:
         return report_json.loads(_text(path))
     except BadDocument as bad:
-        raise _mistake(path, f"{bad}; write one with `gpuipc-doctor check --output FILE`") from None
+        raise _mistake(path, f"{bad}; {_WRITES}") from None
 
 
 def job(path: Path) -> JobReport:
@@ -56,11 +58,16 @@ def report_or_job(path: Path) -> Report | JobReport:
 
 def _text(path: Path) -> str:
     try:
-        return reading.read(path, MAX_BYTES).decode()
+        content = reading.read(path, MAX_BYTES).decode()
     except reading.Unreadable as reason:
-        raise _mistake(path, str(reason)) from None
+        of_fleet = str(reason) == reading.DIRECTORY
+        meant = "of a fleet: `gpuipc-doctor fleet report DIR` or `fleet compare`" if of_fleet else _WRITES
+        raise _mistake(path, f"{reason}; {meant}") from None
     except UnicodeDecodeError:
-        raise _mistake(path, "this is not a report: it is not text") from None
+        raise _mistake(path, f"this is not a report: it is not text; {_WRITES}") from None
+    if not content.strip():
+        raise _mistake(path, f"the file is empty; {_WRITES}")
+    return content
 
 
 def _mistake(path: Path, text: str) -> BadFile:

@@ -109,7 +109,9 @@ def read_json(path: Path, max_bytes: int) -> Any:
     import json
 
     try:
-        document = json.loads(read(path, max_bytes))
+        if not (content := read(path, max_bytes)).strip():
+            raise Unreadable("the file is empty")
+        document = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"is not JSON: {error}") from None
     if is_deeper_than(document, MAX_DEPTH):

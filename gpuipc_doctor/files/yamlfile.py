@@ -387,6 +387,15 @@ _KINDS = {
 }
 
 
+def _list_of(key: str, schema: Any) -> str:
+    """The list to whose entries a key belongs that stands beside the lists; empty if there is none."""
+    for name, kind in schema.get("properties", {}).items():
+        entry = str(kind.get("items", {}).get("$ref", "")).removeprefix("#/$defs/")
+        if key in schema.get("$defs", {}).get(entry, {}).get("properties", {}):
+            return f"; put it into a list: a line `{name}:`, and below it `  - {key}: …`"
+    return ""
+
+
 def _explain(document: Document, error: Any) -> Iterator[Mistake]:  # noqa: C901 - a branch a mistake
     """A schema error as text with the key, its value, and a suggestion."""
     keys = tuple(error.absolute_path)
@@ -399,7 +408,8 @@ def _explain(document: Document, error: Any) -> Iterator[Mistake]:  # noqa: C901
         patterns = "|".join(error.schema.get("patternProperties", {})) or "(?!)"
         for key in error.instance:
             if key not in known and not re.search(patterns, key):
-                yield document.mistake(f"{what}unknown key {key!r}{did_you_mean(key, known)}", *keys, key)
+                near = did_you_mean(key, known) or _list_of(key, error.schema)
+                yield document.mistake(f"{what}unknown key {key!r}{near}", *keys, key)
         return
     if "propertyNames" in error.absolute_schema_path:
         keys = (*keys, error.instance)

@@ -69,8 +69,9 @@ _MISSING = re.compile(r"not found|No such file or directory|No module named")
 _ENDED = "Exited with exit code"
 """Part of srun's error for a task that started and failed. Its other errors mean that no task started."""
 
-_WRONG, _OWN = "Error: ", "gpuipc-doctor: "
-"""Prefixes of this tool's messages: click's for usage errors, and the tool's own for all others."""
+_WRONG = re.compile(r"(?:Error|gpuipc-doctor(?: [a-z-]+)+): ")
+_OWN = re.compile(r"gpuipc-doctor: ")
+"""Prefixes of this tool's messages: for usage errors (older versions have click's), and for all others."""
 
 TRUSTED = """\
 umask 077
@@ -432,8 +433,10 @@ def _first_line(data: bytes) -> str:
 def _refusal(said: str) -> str:
     """The tool's error about the command line or the node; empty if none."""
     lines = [line.strip() for line in said.splitlines()]
-    wrong = [line.removeprefix(_WRONG) for line in lines if line.startswith(_WRONG)]
-    return "; ".join(wrong or [line.removeprefix(_OWN) for line in lines if line.startswith(_OWN)])
+    for prefix in (_WRONG, _OWN):
+        if found := [prefix.sub("", line, count=1) for line in lines if prefix.match(line)]:
+            return "; ".join(found)
+    return ""
 
 
 def _state(code: int, words: str, via: Via) -> State:

@@ -350,7 +350,7 @@ def select(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenChe
         available = {_id(item): item for item in check_files.load(config.checks_dirs)}
     for id_ in names:
         if id_ not in available:
-            raise UnknownName("check", id_, available)
+            raise UnknownName("check", id_, [*available, "--all"], "gpuipc-doctor list")
     if names:
         return [available[id_] for id_ in names if id_ != surveys.DRIVERS]
     del available[surveys.DRIVERS]

@@ -117,7 +117,7 @@ def test_workers_are_the_users(command: str, user: pwd.struct_passwd, place: Pat
 def test_unknown_user_is_refused(command: str, name: str) -> None:
     ended = run(command, "check", "driver-init", "--user", name)
     assert ended.returncode == 2
-    assert "Error: Invalid value for '--user': unknown user" in ended.stderr
+    assert "gpuipc-doctor check: --user: unknown user" in ended.stderr
 
 
 @AS_ROOT
@@ -127,7 +127,7 @@ def test_only_root_becomes_another_user(command: str, user: pwd.struct_passwd) -
         user=USER, group=user.pw_gid, extra_groups=[], cwd="/", capture_output=True, text=True,
     )  # fmt: skip
     assert ended.returncode == 2
-    assert "Error: Invalid value for '--user': only root can run checks as another user" in ended.stderr
+    assert "gpuipc-doctor check: --user: only root can run checks as another user" in ended.stderr
 
 
 @AS_ROOT

@@ -69,7 +69,7 @@ def test_the_same_file_twice(doctor: Command) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "this is not JSON"),
+        (b"", "the file is empty"),
         (b"\xff\xfe\x00", "this is not a report: it is not text"),
         (b'{"facts": []}', "this is not a report"),
         (
@@ -98,7 +98,10 @@ def test_other_file_is_one_line_and_exit_code_2(
 def test_directory_is_refused(doctor: Command, tmp_path: Path) -> None:
     ended = doctor("compare", str(tmp_path), os.devnull)
     assert ended.returncode == 2
-    assert ended.stderr == f"gpuipc-doctor: {tmp_path}: is a directory, not a file\n"
+    assert ended.stderr == (
+        f"gpuipc-doctor: {tmp_path}: is a directory, not a file; of a fleet: "
+        "`gpuipc-doctor fleet report DIR` or `fleet compare`\n"
+    )
 
 
 @pytest.mark.parametrize(

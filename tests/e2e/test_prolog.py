@@ -102,7 +102,7 @@ def test_mistake_in_the_config_is_reported_and_the_job_starts(site: Site) -> Non
 def test_usage_mistake_is_reported_and_the_job_starts(site: Site) -> None:
     code, line, said = site.prolog("--bugdet", "5")
     assert code == 0
-    assert "ERROR invalid command line of the prolog: No such option" in line
+    assert "ERROR invalid command line: gpuipc-doctor prolog: no option --bugdet; did you mean" in line
     assert "--bugdet" in said
 
 
@@ -111,8 +111,7 @@ def test_empty_config_name_is_not_a_directory(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 0
     assert ended.stdout == (
-        "gpuipc-doctor: ERROR invalid command line of the prolog: Invalid value for '--config': "
-        "the name is empty\n"
+        "gpuipc-doctor: ERROR invalid command line: gpuipc-doctor prolog: --config: the name is empty\n"
     )
 
 

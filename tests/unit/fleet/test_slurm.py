@@ -67,7 +67,10 @@ def test_refusal_of_slurm_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     command = ["fleet", "check", "--partition", "gpu", "--into", str(tmp_path / "out")]
     ended = CliRunner().invoke(cli, command)
-    assert (ended.exit_code, f"Error: sinfo: {said} again\n" in ended.output) == (2, True), ended.output
+    assert (ended.exit_code, f"Error: sinfo: {said} again; or name the nodes with -w\n" in ended.output) == (
+        2,
+        True,
+    ), ended.output
     assert slurm.topology() == ""
     monkeypatch.setenv("PATH", "")
     ended = CliRunner().invoke(cli, command)
