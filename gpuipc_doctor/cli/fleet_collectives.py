@@ -77,6 +77,7 @@ def command(
     --device, --user.
     """
     from gpuipc_doctor.files import writing
+    from gpuipc_doctor.supervise import process_limits
 
     reach = fleet_reach.Reach(**reaching)
     words = _without_user(check_options_)
@@ -87,6 +88,7 @@ def command(
         raise click.UsageError("name at least two nodes; one alone: gpuipc-doctor check collective-data")
     with options.naming_option("--into", str(into)):
         writing.make_directory(into)
+    process_limits.raise_soft()  # a descriptor for each node
     found = _Gathered(wanted)
     with tempfile.TemporaryDirectory(prefix="gpuipc-doctor-") as private:
         secret = secrets.token_bytes(32)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from gpuipc_doctor.api import Buffer, Collectives, Communicator, GpuStream, Json, Worker
 from gpuipc_doctor.api.reduction_data import (
     FILL,
+    FP8,
     GUARD,
     KINDS,
     Contents,
@@ -55,6 +56,9 @@ SHOWN = 8
 """Maximum wrong results that a rank records."""
 
 MOST_RANKS_FOR_SHORT_FLOATS = 8
+
+_EXACT = {"bfloat16": 256, "float16": 2048, FP8.name: 16}
+"""Type → the largest integer up to which all are exact; 2²⁴ for the others."""
 
 _IN_PLACE = {"all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce"}
 _REDUCING = {"all-reduce", "reduce-scatter", "reduce"}
@@ -164,9 +168,22 @@ def contents(case: Case, rank: int, ranks: int) -> Contents:
     found = contents_of(_CALLS[case.operation], f"{case.number}/{{}}", rank, ranks, case.root)
     if case.operation not in _REDUCING:
         return found
-    total = ranks * (ranks + 1) // 2
+    weights = [weight(case, each, ranks) for each in range(ranks)]
+    total = sum(weights)
     factor = {"sum": total, "maximum": ranks, "average": total / ranks, "doubled": 2 * total}[case.reduction]
-    return Contents(found.source, [Segment(each.key, factor) for each in found.target])
+    return Contents(
+        [Segment(each.key, weights[rank]) for each in found.source],
+        [Segment(each.key, factor) for each in found.target],
+    )
+
+
+def weight(case: Case, rank: int, ranks: int) -> int:
+    """By what a rank's elements are multiplied, so that their sum is exact in every order: its number plus 1;
+    of more ranks 1; of still more, 1 for as many as are exact, others in each case, and 0 for the rest."""
+    exact = _EXACT.get(case.kind.name, 1 << 24) // case.kind.most
+    if case.reduction in ("maximum", "average") or ranks * (ranks + 1) // 2 <= exact:
+        return rank + 1
+    return int((rank - case.number * exact) % ranks < exact)
 
 
 class Operation:

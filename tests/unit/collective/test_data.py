@@ -47,6 +47,19 @@ def test_layout_is_what_the_operation_means(operation: str, ranks: int) -> None:
         assert target == expected
 
 
+@pytest.mark.parametrize("ranks", [1, 8, 9, 36, 37, 500])
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32"])
+def test_sums_of_many_ranks_are_exact_and_each_rank_counts(kind: str, ranks: int) -> None:
+    exact = {"bfloat16": 1 << 8, "float16": 1 << 11, "float32": 1 << 24}[kind]
+    counted = set[int]()
+    for number in range(16):
+        case = Case(number, "all-reduce", 5, KINDS[kind], False, 0)
+        weights = [data.weight(case, rank, ranks) for rank in range(ranks)]
+        assert sum(weights) * KINDS[kind].most <= exact
+        counted |= {rank for rank, weight in enumerate(weights) if weight}
+    assert len(counted) == ranks
+
+
 def test_cases_cover_every_operation_size_and_place() -> None:
     cases = list(data.cases(4, data.LARGEST))
     assert {case.operation for case in cases} == set(data.OPERATIONS)
