@@ -78,7 +78,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "amdhip": (lambda: AMDHIP is not None, "needs Debian's libamdhip64-5"),
     "kfd": (has_namespace, "needs root, or user namespaces, for a mount namespace of its own"),
     "browser": (lambda: shutil.which("chromium") is not None, "needs Debian's chromium"),
-    "levelzero": (lambda: bool(LOADER), "needs Level Zero's loader (Debian's libze1)"),
+    "ze": (lambda: bool(LOADER), "needs Level Zero's loader (Debian's libze1)"),
     "gpu": (has_gpu, "needs a real GPU"),
     "mpi": (lambda: "GPUIPC_TEST_MPI" in os.environ, "needs the MPI libraries that `make test` fetches"),
     "packages": (

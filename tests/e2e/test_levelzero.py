@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import LOADER
 from tests.e2e.conftest import Command
 
-pytestmark = pytest.mark.levelzero
+pytestmark = pytest.mark.ze
 
 ENV = {**os.environ, "LD_LIBRARY_PATH": LOADER}
 
