@@ -58,6 +58,7 @@ KEPT = 4
 class IpcDmabuf(Check):
     id = "ipc-dmabuf"
     title = "memory exported as dma-buf is correct and released"
+    requires = frozenset({"multi-process"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for device in ctx.devices:

@@ -195,6 +195,8 @@ class Check(ABC):
     workarounds: ClassVar[tuple[Workaround, ...]] = ()
     """Settings to try if the check fails, cheapest first: a failure that one of them avoids is due to what it
     switches off. No known issue or MPI has them: they belong to the procedure."""
+    on_request: ClassVar[bool] = False
+    """Whether the check runs only if it is named, or an option asks for it."""
     across: ClassVar[bool] = False
     """Whether the check also tests between two nodes: with ``needs_mpi`` by ranks, else by processes without
     MPI. With ``--nodes 2``, a request without such a check is refused."""

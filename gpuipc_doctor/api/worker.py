@@ -374,6 +374,9 @@ class Worker(Protocol):
     def gpu_health(self, gpus: Sequence[Sequence[str]], after: int = -1) -> dict[str, Json]:
         """Figures of GPUs' health, read without a context; see `worker.health_figures.read`."""
 
+    def dcgm(self, limit_s: float) -> dict[str, Json]:
+        """The result of NVIDIA's ``dcgmi diag -r 1``: see `worker.dcgm.run`."""
+
     def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:
         """Load an MPI library, by default the one that mpi4py finds, without initialising it. See
         `worker.mpi_survey.report`. Raises `BackendUnavailable`."""

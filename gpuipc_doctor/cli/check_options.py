@@ -23,6 +23,8 @@ add = options.table(
     click.option("--p2p", is_flag=True,
                  help="Test the peer access of each pair of GPUs and print a verdict on each; with --json, "
                       "as a small document (`schema p2p`). Needs neither MPI nor NCCL."),
+    click.option("--with-dcgm", is_flag=True,
+                 help="Also run NVIDIA's `dcgmi diag -r 1`, if it is installed, and report its verdict."),
     click.option("--tier", type=options.Choice([tier.label for tier in Tier]),
                  help="Depth of the run: prolog (seconds), acceptance (on H200s 12 s with one GPU, 31 with "
                       "two, 50 with four, 126 with eight) or soak (long).  [default: acceptance]"),
@@ -83,6 +85,7 @@ class CheckOptions:
     checks: tuple[str, ...]
     all_checks: bool
     p2p: bool
+    with_dcgm: bool
     tier: str | None
     config_file: Path | None
     simulate: str | None
@@ -119,6 +122,8 @@ class CheckOptions:
             raise click.UsageError("--all runs every check of the tier; omit --all, or the names", ctx)
         if self.p2p and (self.checks or self.all_checks):
             raise click.UsageError("--p2p chooses its checks; omit --all, or the names", ctx)
+        if self.p2p and self.with_dcgm:
+            raise click.UsageError("--p2p chooses its checks; omit --with-dcgm", ctx)
         if not (self.checks or self.all_checks or self.p2p):
             raise click.UsageError("name the checks to run, or give --all", ctx)
         if self.since and (self.for_programs or self.exit_style == "nagios" or self.dry_run):
@@ -149,6 +154,7 @@ class CheckOptions:
     def request(self, config: SiteConfig) -> Request:
         return Request(
             checks=p2p.CHECKS if self.p2p else self.checks,
+            also=("dcgm-diag",) if self.with_dcgm else (),
             asks_ways=self.p2p,
             tier=Tier[self.tier.upper()] if self.tier else config.tier,
             backend=self.backend,

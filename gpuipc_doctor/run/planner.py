@@ -342,7 +342,8 @@ def select(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenChe
 
     Raises `UnknownName`. If all requested checks are built in, no other check file is imported.
     """
-    built_in, names = loader.built_in(), dict.fromkeys(request.checks)
+    built_in = loader.built_in()
+    names = dict.fromkeys((*request.checks, *request.also) if request.checks else ())
     available: dict[str, LoadedCheck | BrokenCheck]
     if names and names.keys() <= built_in.keys():
         available = {id_: loader.load_file(built_in[id_]) for id_ in names}
@@ -357,7 +358,9 @@ def select(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenChe
     return [
         item
         for item in available.values()
-        if isinstance(item, BrokenCheck) or item.check.tier <= request.tier
+        if isinstance(item, BrokenCheck)
+        or item.check.id in request.also
+        or (item.check.tier <= request.tier and not item.check.on_request)
     ]
 
 

@@ -72,6 +72,8 @@ class Request:
     """What must have been tested."""
     accept_harm: bool = False
     """Whether to run probes that are known to harm nodes with these versions."""
+    also: tuple[str, ...] = ()
+    """Checks that run only on request, beside the others."""
     asks_ways: bool = False
     """Whether to find out how each GPU reaches the others, also of few GPUs."""
 

@@ -365,6 +365,12 @@ class Worker:
 
         return health_figures.read(self.armed, self._assignment.root, gpus, after)
 
+    def dcgm(self, limit_s: float) -> dict[str, Json]:
+        from gpuipc_doctor.worker import dcgm
+
+        with self.armed("dcgmi"):
+            return dcgm.run(self.wait_until, limit_s)
+
     def armed(self, operation: str) -> AbstractContextManager[None]:
         self._timer.renew()
         return self._journal.armed(operation)
