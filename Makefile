@@ -12,8 +12,9 @@
 # make lint    ruff, mypy, import-linter
 # make format  ruff's formatter and its safe cures
 # make zipapp  dist/gpuipc-doctor.pyz: one file for nodes without the package
-# make packages  dist/*.deb, dist/*.rpm
-# make docs    build/docs/html: the documentation as a site; build/docs/man: the manual page
+# make packages  dist/*.deb, dist/*.rpm; recipes, linted: dist/conda, dist/spack
+# make docs    build/docs/html: the documentation as a site, with llms.txt and sitemap.xml, whose addresses begin with
+#              what SITE=https://host/ says; build/docs/man: the manual page
 # make pictures  docs/pictures: the terminals of README and of the site, from screens of the pages
 # make clean   remove what these set up
 # make help    these lines
@@ -142,8 +143,9 @@ zipapp: .venv/.ready
 
 packages: .venv/.ready
 	$(BIN)/python -m ship.packages dist
+	$(BIN)/python -m ship.recipes dist
 
-SPHINX := sphinx-build --quiet --fail-on-warning --nitpicky -d build/docs/doctrees docs
+SPHINX := sphinx-build --quiet --fail-on-warning --nitpicky -d build/docs/doctrees $(if $(SITE),-D html_baseurl=$(SITE)) docs
 
 docs: .venv/.ready
 	$(BIN)/$(SPHINX) -b html build/docs/html

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections import defaultdict
-from collections.abc import Iterator
+from importlib.metadata import metadata
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -67,11 +68,8 @@ def generate(_: Sphinx) -> None:
     checks = [item for item in check_files.load() if isinstance(item, LoadedCheck)]
     pages |= {f"check-{item.check.id}.md": check_page(item, caught[item.check.id]) for item in checks}
     pages |= {f"issue-{issue.id}.md": issue_page(issue) for issue in knownissues.load()}
-    pages |= {f"messages-{name}.md": text for name, text in messages_pages()}
-    pages["messages.md"] = (
-        "# Messages\n\nTexts in logs, what they mean and where to look, by component.\n\n"
-        "```{toctree}\n:maxdepth: 1\n:glob:\n\nmessages-*\n```\n"
-    )
+    pages |= {f"message-{message.id}.md": message_page(message) for message in knownissues.load_messages()}
+    pages["messages.md"] = messages_page()
     pages["profiles.md"] = profiles_page()
     words = tables.table(explain.TABLE)["words"].items()
     rows = "".join(f"| {word} | {escaped(says)} |\n" for word, says in words)
@@ -112,39 +110,59 @@ def check_page(item: LoadedCheck, faults: list[tuple[str, str]]) -> str:
     facts = "".join(f"- {name}: {text}\n" for name, text in explain.facts(item.check, knownissues.load()))
     breaks, do = tables.table(explain.TABLE)["checks"][item.check.id]
     return (
-        f"# {item.check.id}\n\n{item.check.title}\n\n"
+        f"# {item.check.id}: {item.check.title}\n\n"
         f"- If it fails, these break: {breaks}\n- Then: {do}\n\n"
         f"{inspect.getdoc(loader.module(item.file))}\n\n{facts}\n"
         f"## Faults that it catches\n\n`gpuipc-doctor drill PROFILE` shows each.\n\n{table}"
     )
 
 
-def issue_page(issue: KnownIssue) -> str:
-    """What `explain ID` prints, with the sources as links."""
-    links = "".join(f"- <{reference.url}>\n" for reference in issue.references)
+def searched(entry: KnownIssue | Message, says: str) -> str:
+    """A page's title: the text of a log that people search for, without ranks and times before it, else what
+    the entry says."""
+    samples = (signature.sample for signature in entry.signatures if not signature.finding)
+    lines = (" ".join(line.split()) for sample in samples for line in sample.splitlines()[:1])
+    bare = (re.sub(r"^(\[[^]]*\]:? *)+", "", line) or line for line in lines)
+    return escaped(textwrap.shorten(next(filter(None, bare), says), 110, placeholder=" …"))
+
+
+def entry_page(
+    entry: KnownIssue | Message, says: str, printed: str, before: str = "", after: str = ""
+) -> str:
+    """What `explain ID` prints, below the text that people search for and what the entry says."""
     return (
-        f"{ORPHAN}# {issue.id}\n\n`gpuipc-doctor explain {issue.id}` prints\n\n"
-        f"~~~text\n{issue_content.page(issue)}\n~~~\n\n{links}"
+        f"{ORPHAN}# {searched(entry, says)}\n\n{escaped(says)}.{before}\n\n"
+        f"`gpuipc-doctor explain {entry.id}` prints\n\n~~~text\n{printed}\n~~~\n{after}"
     )
 
 
-def messages_pages() -> Iterator[tuple[str, str]]:
-    """(component, page with a section for each of its messages). An Xid that a message names is a heading of
-    its own: the site's search prefers headings, so that "Xid 79" leads there."""
+def issue_page(issue: KnownIssue) -> str:
+    """The page of a known issue, with its sources as links."""
+    links = "\n" + "".join(f"- <{reference.url}>\n" for reference in issue.references)
+    return entry_page(issue, issue.title, issue_content.page(issue), after=links)
+
+
+def message_page(message: Message) -> str:
+    """The page of a message. An Xid that it names is a heading: the site's search prefers headings, so that
+    "Xid 79" leads there."""
+    samples = " ".join(signature.sample for signature in message.signatures)
+    xids = dict.fromkeys(re.findall(r"\bXid \([^)]*\): (\d+)", samples))
+    headings = "".join(f"\n\n## Xid {xid}" for xid in xids)
+    return entry_page(message, message.says, issue_content.message_page(message), before=headings)
+
+
+def messages_page() -> str:
+    """All messages with links to their pages, by component."""
     by_component: dict[str, list[Message]] = defaultdict(list)
     for message in knownissues.load_messages():
         by_component[message.component].append(message)
-    for component, messages in sorted(by_component.items()):
-        sections = [f"# Messages of {component}\n"]
-        for message in messages:
-            samples = " ".join(signature.sample for signature in message.signatures)
-            xids = dict.fromkeys(re.findall(r"\bXid \([^)]*\): (\d+)", samples))
-            headings = "".join(f"\n### Xid {xid}\n" for xid in xids)
-            sections.append(
-                f"\n## {message.id}\n{headings}\n`gpuipc-doctor explain {message.id}` prints\n\n"
-                f"~~~text\n{issue_content.message_page(message)}\n~~~\n"
-            )
-        yield component, "".join(sections)
+    return "# Messages\n\nTexts in logs, what they mean and where to look, by component.\n" + "".join(
+        f"\n## {component}\n\n"
+        + "".join(
+            f"- [{message.id}](message-{message.id}.md): {escaped(message.says)}\n" for message in messages
+        )
+        for component, messages in sorted(by_component.items())
+    )
 
 
 def profiles_page() -> str:
@@ -226,6 +244,27 @@ def adapt(_: Sphinx, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"\]\((?P<file>[^)#:\s]*)(?P<anchor>#[^)]*)?\)", on_site, text)
 
 
+def index_for_machines(app: Sphinx, failure: Exception | None) -> None:
+    """Write llms.txt and sitemap.xml: each page with its title. Addresses are relative unless `make docs
+    SITE=https://host/` says where the site will be; search engines need that."""
+    if failure or app.builder.name != "html":
+        return
+    rows = defaultdict[str, str](str)
+    urls = ""
+    for page in sorted(app.env.found_docs):
+        address = f"{app.config.html_baseurl}{page}.html"
+        title = re.sub(r"([][])", r"\\\1", app.env.titles[page].astext())
+        kind = re.match(r"generated/(check|issue|message)-", page)
+        rows[f"{kind[1]}s" if kind else "pages"] += f"- [{title}]({address})\n"
+        urls += f"<url><loc>{address}</loc></url>\n"
+    parts = "".join(f"\n## {name}\n\n{rows[name]}" for name in ("pages", "checks", "issues", "messages"))
+    summary = metadata("gpuipc-doctor")["Summary"]
+    (Path(app.outdir) / "llms.txt").write_text(f"# gpuipc-doctor\n\n> {summary}\n{parts}")
+    urlset = f'<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">\n{urls}</urlset>\n'
+    (Path(app.outdir) / "sitemap.xml").write_text(urlset)
+
+
 def setup(app: Sphinx) -> None:
     app.connect("builder-inited", generate)
     app.connect("source-read", adapt)
+    app.connect("build-finished", index_for_machines)

@@ -143,6 +143,7 @@ def test_picture_shows_the_screen_of_its_page(picture: pictures.Picture, theme: 
     [
         ("README.md", exits.MEANINGS),
         ("docs/commands.md", exits.MEANINGS),
+        ("docs/skill/SKILL.md", exits.MEANINGS),
         ("docs/upgrade.md", comparison.MEANINGS),
     ],
 )

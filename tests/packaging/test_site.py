@@ -53,10 +53,22 @@ def test_each_check_command_schema_and_known_issue_is_on_the_site(site: Path) ->
     for issue in knownissues.load():
         assert issue.references[0].url in (site / f"generated/issue-{issue.id}.html").read_text()
         assert issue.withdrawn or f"issue-{issue.id}.html" in listed
+    for message in knownissues.load_messages():
+        assert message.id in (site / f"generated/message-{message.id}.html").read_text()
     caught = (site / "generated/check-ipc-release.html").read_text()
     assert "leak-on-open" in caught
     assert '"Xid 79"' in (site / "searchindex.js").read_text()  # a heading, which the search prefers
     assert "hang-ipc-open" in (site / "generated/profiles.html").read_text()
+
+
+def test_titles_are_what_people_search_for_and_indices_name_each_page(site: Path) -> None:
+    timeout = (site / "generated/message-pytorch-collective-timeout.html").read_text()
+    title, *_ = re.findall("<title>(.*?)</title>", timeout)
+    assert title.startswith("Watchdog caught collective operation timeout")
+    pages = {str(page.relative_to(site)) for page in site.rglob("*.html")}
+    pages -= {"genindex.html", "search.html"}  # Sphinx's own
+    assert set(re.findall(r"\]\(([^)]*\.html)\)$", (site / "llms.txt").read_text(), re.MULTILINE)) == pages
+    assert set(re.findall("<loc>(.*?)</loc>", (site / "sitemap.xml").read_text())) == pages
 
 
 LOADED = re.compile(

@@ -19,7 +19,7 @@ from gpuipc_doctor.run import check_files
 from gpuipc_doctor.run.check_files import LoadedCheck
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "docs/skill/SKILL.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def commands(text: str) -> Iterator[str]:
