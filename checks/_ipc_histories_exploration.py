@@ -44,10 +44,10 @@ def judge_exploration(
     if first is None:
         yield Finding.ok(
             "as-modelled",
-            "{operations} operations of {kinds} kinds ({families}), {compared:mib} compared"
+            "{operations} random operations of {kinds} kinds ({families}): all {compared:mib} are as expected"
             if is_complete(explored)
-            else "{operations} of {wanted} operations of {kinds} kinds ({families}) in {elapsed_s:round} s, "
-            "{compared:mib} compared",
+            else "{operations} of {wanted} random operations of {kinds} kinds ({families}) in "
+            "{elapsed_s:round} s: all {compared:mib} are as expected",
             *describe_operations(explored["done"], left_out, little),
             kinds=len(explored["done"]),
             families=[f"{times} {family}" for family, times in families(explored["done"]).items()],

@@ -79,7 +79,7 @@ def judge_bounded(device: DeviceGrowth) -> Finding:
     else:
         values |= {"variable": params["bounded_by"], "most": params["bounded_to"]}
         values |= {"buffers": growth.at_least}
-        says = "at least {buffers:round} freed buffers are kept {where} ({variant}); {variable} allows {most}"
+        says = "MPI keeps {buffers:round} freed buffers or more {where} ({variant}); {variable} is {most}"
         evidence = [*_rate_and_holders(device)]
     return Finding.warn("keeps-many", says, *evidence, remedy=remedy, **values)
 

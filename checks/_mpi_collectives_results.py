@@ -56,7 +56,7 @@ def judge_data(done: ProbeOutcome) -> Iterator[Finding]:
         lacks = [documented_gap(each["call"], each["memory"], gaps) for each in documented]
         yield Finding.skip(
             "unsupported",
-            "{calls} delivered wrong data; by documentation, {library} does not support {gaps}",
+            "not supported by {library}, as it documents: {gaps}; the data of {calls} is wrong, as expected",
             *shown(documented),
             calls=list(dict.fromkeys(each["call"] for each in documented)),
             gaps=list(dict.fromkeys(lacks)),

@@ -42,10 +42,10 @@ def judge_run(lacks: Sequence[str], figures: dict[str, Json], done: Mapping[str,
     absent = Evidence.seen("operations that did not occur: {not_drawn}", not_drawn=not_drawn)
     return Finding.ok(
         "as-modelled",
-        "{operations} operations of {ranks} ranks, {messages} messages correct" + without
+        "{operations} random operations of {ranks} ranks: all {messages} messages correct" + without
         if is_complete(figures)
-        else "{operations} of {wanted} operations in {elapsed_s:round} s, {messages} messages correct"
-        + without,
+        else "{operations} of {wanted} random operations in {elapsed_s:round} s: all {messages} messages "
+        "correct" + without,
         ", ".join(f"{times} × {do}" for do, times in sorted(done.items())),
         *([absent] if not_drawn else []),
         *([Evidence.seen(LEFT_OUT, lacks=" and ".join(lacks))] if lacks else []),

@@ -106,10 +106,11 @@ def judge_refusal(allocator: str, refused: str, kind: str, chosen_by: str) -> Fi
     if allocator == "PyTorch":  # This tool did not choose the kind of memory; the node's settings did.
         return Finding.warn(
             "refused-by-setting",
-            "{allocator}: a setting of this environment prevents sharing its memory by IPC handles",
+            "{allocator}: {setting} prevents sharing its memory by IPC handles",
             sees,
             remedy=f"unset {chosen_by.partition('=')[0]} where programs share device memory (GPU-aware MPI)",
             allocator=allocator,
+            setting=chosen_by,
         )
     return Finding.ok(
         "refused",

@@ -69,8 +69,8 @@ class CollectiveData(CollectiveCheck):
                     else []
                 ),
                 *_tested(done),
-                remedy="run jobs without the part at fault until it is mended; if none is found, try another "
-                "version with --nccl-lib",
+                remedy="set in the jobs what helped above; if nothing did, run no such jobs here, and try "
+                "another version of the library with --nccl-lib",
                 operations=list(dict.fromkeys(each["operation"] for _, each in failed)),
                 where=_where(first["needs"]),
                 failures=failures,

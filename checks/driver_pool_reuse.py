@@ -88,7 +88,7 @@ class DriverPoolReuse(Check):
         if strayed:
             yield Finding.warn(
                 "given-too-early",
-                "memory freed on one stream was reused on another too early in {times} tries",
+                "memory freed on one stream was reused on another before it was free, in {times} tries",
                 *dict.fromkeys(strayed),
                 times=len(strayed),
             )

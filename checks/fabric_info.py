@@ -151,7 +151,7 @@ def judge_libraries(seen: Json, programs: Json) -> Iterator[Finding]:
         yield Finding.warn(
             "offers-nothing",
             "libfabric has no usable provider: {program} lists none",
-            remedy="check FI_PROVIDER and FI_PROVIDER_PATH, and the output of `FI_LOG_LEVEL=warn fi_info`",
+            remedy="unset FI_PROVIDER and FI_PROVIDER_PATH, if set; `FI_LOG_LEVEL=warn fi_info` says why",
             program=file,
         )
     if seen["adapters"] and "interfaces" not in seen and "fi_info" not in seen["broken"]:

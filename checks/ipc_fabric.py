@@ -68,7 +68,7 @@ def judge_refusal(refused: str, channels: list[str]) -> Finding:
         return Finding.skip(
             "no-imex-channel",
             "fabric handles are refused ({refused}): /dev/nvidia-caps-imex-channels has no IMEX channel",
-            remedy="create a channel (nvidia-modprobe -c 0) and pass it to the container",
+            remedy="create a channel: nvidia-modprobe -c 0; in a container, also pass it in",
             refused=refused,
             lacking=["fabric-handles"],
         )

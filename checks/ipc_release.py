@@ -69,7 +69,14 @@ class IpcRelease(Check):
         found = [finding for each in watched for finding in each.judge(NBYTES, SEGMENTS + 1)]
         if wrong := [line for record in done.records.values() for line in record.get("wrong", ())]:
             first = wrong[:3]
-            found.append(Finding.fail("wrong-data", "the importer saw wrong data", *first, times=len(wrong)))
+            found.append(
+                Finding.fail(
+                    "wrong-data",
+                    "memory opened from another process shows wrong data",
+                    *first,
+                    times=len(wrong),
+                )
+            )
         if not found:
             evidence = [item for each in watched for item in each.evidence()]
             found.append(Finding.ok("returned", "the memory of all segments was released", *evidence))

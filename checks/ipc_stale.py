@@ -88,7 +88,11 @@ class IpcStale(Check):
         yield from exchanged
         if exporter["same_handles"] and exporter["expected"] == "differs":
             yield Finding.warn(
-                "same-handle", "a new segment has the handle of a freed one", *exporter["same_handles"]
+                "same-handle",
+                "a new segment has the handle of a freed one: an MPI that caches open handles would use the "
+                "freed memory",
+                *exporter["same_handles"],
+                remedy="limit or disable MPI's cache of IPC mappings",
             )
         if not (stale or wrong or importer["overlap"] or exchanged):
             says = "{reused} of {rounds} rounds reused the old address"
@@ -97,7 +101,9 @@ class IpcStale(Check):
             yield (
                 Finding.ok("new-data", "{nbytes:mib} verified in both directions", how_often, nbytes=nbytes)
                 if any(reused)
-                else Finding.skip("no-reuse", "no address was reused, so nothing was tested", how_often)
+                else Finding.skip(
+                    "no-reuse", "nothing was tested: no new segment got the address of a freed one", how_often
+                )
             )
 
 

@@ -92,7 +92,7 @@ class MpiStaleBuffer(Check):
                 if all(reused)
                 else Finding.skip(
                     "no-reuse",
-                    "a rank reused no address in {rounds} rounds, so MPI's cache was not tested",
+                    "MPI's cache was not tested: no new buffer of {rounds} got the address of a freed one",
                     how_often,
                     rounds=len(ROUNDS),
                 )

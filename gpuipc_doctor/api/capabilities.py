@@ -37,7 +37,7 @@ def words_of_lack(vendor: SupportedVendor, lacking: Collection[str], mode: str =
     if "multi-process" in lacking:
         mode = mode or "exclusive or prohibited (CU_DEVICE_ATTRIBUTE_COMPUTE_MODE is not 0)"
         return f"admits no second process: its compute mode is {mode}"
-    return f"lacks {', '.join(sorted(lacking))}, as its driver states"
+    return f"lacks {', '.join(sorted(lacking))} (its driver says so)"
 
 
 def instead_of(devices: Iterable[Device], lacking: Collection[str]) -> str:

@@ -101,7 +101,7 @@ def screen(runs: Sequence[Run], names: Sequence[str]) -> str:
         last = (
             f"last passed {node.last_passed[:16].replace('T', ' ')}" if node.last_passed else "never passed"
         )
-        failed = f", failed {node.failures} times" if node.failures else ""
+        failed = f", failed {node.failures} of {len(node.marks)} times" if node.failures else ""
         flaps = ", flaps" if node.flaps else ""
         changed = f"; since then: {'; '.join(node.changed[:3])}" if node.changed else ""
         risen = f"; in these runs: {'; '.join(node.risen[:3])}" if node.risen else ""

@@ -170,7 +170,7 @@ def listing(answers: Iterable[Answer], question: Question) -> str:
     if not question.version:
         count += f", {counted(len(answers) - issues, 'message')}"
     elif perhaps := sum(answer.verdict is Verdict.UNKNOWN for answer in answers):
-        count += f"; of {perhaps} the versions do not tell"
+        count += f"; whether {perhaps} of them affect this version is not known"
     newer = newer_than_read([Fact(question.component, question.version, "")])
     return "\n".join([*parts, count, *(f"{fact.name} {fact.value} is {fact.source}" for fact in newer)])
 

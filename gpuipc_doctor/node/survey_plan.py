@@ -52,7 +52,7 @@ class Surveys(Check):
             yield from _foreign(tree, os.environ)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        yield Finding.ok("asked", "asked")
+        yield Finding.ok("asked", "the installed drivers and libraries were asked for their versions")
 
 
 _COLLECTIVES = [vendor.collectives for vendor in SUPPORTED.values()]

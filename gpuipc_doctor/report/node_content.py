@@ -327,7 +327,7 @@ def _skips(report: Report, shown: Sequence[Paragraph]) -> Iterator[Block]:
     """What was not tested. In a whole run, one paragraph without remedies; who names a check gets these."""
     reasons = [
         f"{title(report, paragraph)}: {sentences.summary(paragraph.finding)}"
-        + ", and so on" * paragraph.figures_differ
+        + "; the others with other figures" * paragraph.figures_differ
         for paragraph in shown
     ]
     if report.whole and len(reasons) > 1:
@@ -373,7 +373,7 @@ def _body(report: Report, paragraph: Paragraph, told: Container[str]) -> Iterato
     for role in culprits(first):
         yield from _remains(role, first)
     if paragraph.passed_beside:
-        yield Item(f"Passed here: {', '.join(paragraph.passed_beside)}.")
+        yield Item(f"Passed on this node: {', '.join(paragraph.passed_beside)}.")
     yield from known_issues(report, paragraph, told)
     yield do(REPORT_IT if _is_unexplained(paragraph) else remedy(paragraph, told))
     if logs := tuple(dict.fromkeys(result.logs for result in paragraph.results if result.logs)):

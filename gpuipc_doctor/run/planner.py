@@ -300,7 +300,7 @@ class Planner:
         if self.request.partner and any(map(_is_across, probes)):  # both devices are needed to answer
             probes = list(filter(_is_across, probes))
         if not probes and not results:
-            nothing = Finding.error("asks-nothing", "the check planned no probe", str(file))
+            nothing = Finding.error("asks-nothing", "the check's own code planned nothing to run", str(file))
             results.append(Result(check.id, nothing))
         return probes, results
 

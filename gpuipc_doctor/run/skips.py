@@ -191,7 +191,7 @@ def would_harm(harm: Harm) -> Finding:
         "would-harm",
         "the probe {step}, which may harm this node ({issue}: {reason})",
         Evidence(EvidenceKind.ISSUE, harm.title, {"issue": harm.issue}),
-        remedy="to take the risk, run with --accept-harm",
+        remedy="to run it although it may harm this node, add --accept-harm",
         step=harm.step,
         issue=harm.issue,
         reason=harm.reason,

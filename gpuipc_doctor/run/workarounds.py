@@ -153,7 +153,7 @@ def _told(failure: Entry, workaround: Workaround, ended: Ended) -> Evidence:
     tried = "Tried {env:env}"
     if workaround.without:
         values |= {"without": list(workaround.without), "do": workaround.do}
-        tried = "Tried a replay without {without}"
+        tried = "Tried the same operations without {without}"
 
     def trial(outcome: Trial, says: str, **more: Json) -> Evidence:
         return Evidence(EvidenceKind.TRIAL, says, {**values, **more, "outcome": outcome.value})

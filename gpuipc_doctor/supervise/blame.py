@@ -171,10 +171,10 @@ def _of_failure(outcome: ProbeOutcome) -> Finding:  # noqa: C901 - a branch for 
                 role=role.role,
             )
         case Ending.PEER_LOST:
-            says = "{role}: the other role ended without giving a reason"
+            says = "the test's other process ended without giving a reason ({role} waited for it)"
             return Finding.error("partner-lost", says, *so_far, role=role.role)
         case _:
-            says = "{role}: the check's own code failed: {exception}"
+            says = "the check's own code failed, in its role {role!r}: {exception}"
             first = role.exception.partition("\n")[0]
             return Finding.error("check-failed", says, *so_far, role=role.role, exception=first)
 

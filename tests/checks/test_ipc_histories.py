@@ -108,7 +108,7 @@ def test_families_are_listed_with_those_skipped_for_lack_of_memory() -> None:
         },
     }
     (finding,) = conclude("ipc-histories", records, left_out=[])
-    summary = "1556 operations of 2 kinds (126 legacy-ipc, 3 pool-ipc), 10 MiB compared"
+    summary = "1556 random operations of 2 kinds (126 legacy-ipc, 3 pool-ipc): all 10 MiB are as expected"
     assert sentences.summary(finding) == summary
     assert sentences.evidence(finding)[1] == "fewer than 8 times: trim 3"
     says = "omitted because the limit of device memory is only 4 MiB: vmm-ipc, pool-ipc"

@@ -187,7 +187,7 @@ def test_cache_limited_above_the_number_sent_is_a_warning(
     assert finding.status is status
     if bounded_to == 1000:
         assert sentences.summary(finding) == (
-            "at least 225 freed buffers are kept on the sender's device (growing); MAX_REGIONS allows 1000"
+            "MPI keeps 225 freed buffers or more on the sender's device (growing); MAX_REGIONS is 1000"
         )
 
 

@@ -73,7 +73,7 @@ def test_pass_says_operations_and_messages() -> None:
 
 def test_shortfall_of_time_and_omitted_operations_are_reported() -> None:
     (finding,) = conclude("mpi-histories", WELL, search=None, operations=9000, lacks=["derived types"])
-    assert "2530 of 9000 operations" in sentences.summary(finding)
+    assert "2530 of 9000 random operations" in sentences.summary(finding)
     assert sentences.summary(finding).endswith("; without derived types")
     assert "did not occur: " in sentences.evidence(finding)[1]
     assert "issend" in sentences.evidence(finding)[1]

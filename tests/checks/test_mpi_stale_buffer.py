@@ -35,7 +35,7 @@ def test_correct_messages_from_reused_addresses_pass_with_their_number() -> None
 def test_correct_messages_prove_nothing_without_a_reused_address() -> None:
     (finding,) = stale_buffer(reused=0)
     assert finding.status is Status.SKIP
-    assert "reused no address" in sentences.summary(finding)
+    assert "got the address of a freed one" in sentences.summary(finding)
 
 
 @pytest.mark.parametrize("to", [0, 1])

@@ -142,5 +142,5 @@ def test_gpu_without_a_required_capability_is_skipped_when_opened() -> None:
         outcome = session.run("demanding", file, probe, until=float("inf"))
     finding = conclude(outcome)
     assert (finding.status, finding.key) == (Status.SKIP, "unfit")
-    assert sentences.summary(finding) == "cuda:0 lacks levitation, as its driver states"
+    assert sentences.summary(finding) == "cuda:0 lacks levitation (its driver says so)"
     assert finding.values["lacking"] == ["levitation"]

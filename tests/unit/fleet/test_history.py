@@ -71,8 +71,10 @@ def test_screen_is_in_order_of_time(tmp_path: Path, backwards: bool) -> None:
     assert ended.exit_code == 12, ended.output
     lines = ended.stdout.splitlines()
     assert lines[0] == f"4 runs, {tmp_path}/0 to {tmp_path}/3: 5 nodes"
-    assert lines[1] == "n3 FFFF never passed, failed 4 times"
-    assert lines[2].startswith("n2 pFpF last passed 2026-11-03 08:00, failed 2 times, flaps; since then: ")
+    assert lines[1] == "n3 FFFF never passed, failed 4 of 4 times"
+    assert lines[2].startswith(
+        "n2 pFpF last passed 2026-11-03 08:00, failed 2 of 4 times, flaps; since then: "
+    )
     assert lines[-1] == "2 nodes passed every time"
 
 

@@ -273,7 +273,7 @@ def test_a_few_bad_pairs_have_columns_of_their_own(bad: int, titles: list[str]) 
 def test_control_that_passed_on_some_devices_only_is_no_control() -> None:
     base = seed_002()
     spoilt = replaced(base, Result("ipc-reopen", Finding.warn("slow", "slow"), ("cuda:2",), "keep-context"))
-    assert "Passed here: keep-context." in node_content.screen(base)
+    assert "Passed on this node: keep-context." in node_content.screen(base)
     assert "Passed here" not in node_content.screen(spoilt)
 
 

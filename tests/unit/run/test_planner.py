@@ -135,7 +135,7 @@ def test_device_without_a_requirement_is_a_skip_with_the_reason(tmp_path: Path) 
     [result] = plan_probes(item, (plain,)).concluded
     assert (result.finding.status, sentences.summary(result.finding)) == (
         Status.SKIP,
-        "cuda:0 lacks contexts, as its driver states",
+        "cuda:0 lacks contexts (its driver says so)",
     )
 
 
@@ -158,7 +158,7 @@ def test_compute_mode_is_named_with_its_cure(tmp_path: Path, facts: tuple[Fact, 
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("return []", "the check planned no probe"),
+        ("return []", "the check's own code planned nothing to run"),
         ("raise KeyError('x')", "planning failed: KeyError: 'x'"),
         ("yield Probe('p', {'a': lambda w: None})", "is not a function defined in own_check.py"),
         ("yield Probe('p', {'a': print})", "is not a function defined in own_check.py"),
