@@ -12,6 +12,7 @@ import click
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli import options
+from gpuipc_doctor.cli.seconds import CHECK_ALL_S
 from gpuipc_doctor.model import Subject, Tier
 from gpuipc_doctor.report import p2p
 from gpuipc_doctor.run.request import Request
@@ -26,8 +27,9 @@ add = options.table(
     click.option("--with-dcgm", is_flag=True,
                  help="Also run NVIDIA's `dcgmi diag -r 1`, if it is installed, and report its verdict."),
     click.option("--tier", type=options.Choice([tier.label for tier in Tier]),
-                 help="Depth of the run: prolog (seconds), acceptance (on H200s 12 s with one GPU, 31 with "
-                      "two, 50 with four, 126 with eight) or soak (long).  [default: acceptance]"),
+                 help="Depth of the run: prolog (seconds), acceptance (on H200s {} s with one GPU, {} with "
+                      "two, {} with four, {} with eight) or soak (long).  [default: acceptance]"
+                      .format(*CHECK_ALL_S.values())),
     options.node_options,
     click.option("--device", "devices", multiple=True, metavar="NAME",
                  help="Probe only this device: cuda:0, a uuid, or an index if only one driver is found. "

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
+from gpuipc_doctor.cli.seconds import OTHERS_PROBE_S, PROBE_S
 from gpuipc_doctor.cli.stdio import can_redraw
 from gpuipc_doctor.present.text import sanitise, shorten
 from gpuipc_doctor.report_types import Result
@@ -20,27 +21,7 @@ GAP = 2
 """Columns between two columns of a table."""
 
 ENOUGH = 5
-"""Finished probes from which this node's pace counts, not that of the node on which `TOOK_S` was measured."""
-
-TOOK_S = {
-    "allocator-growth": 0.8,
-    "allocator-pressure": 0.6,
-    "allocator-stream-reuse": 1.3,
-    "collective-data": 4.1,
-    "fabric-small-message": 3.4,
-    "ipc-concurrent": 1.1,
-    "ipc-histories": 4.1,
-    "ipc-vmm-release": 1.5,
-    "mpi-cache-growth": 4.2,
-    "mpi-collectives": 3.2,
-    "mpi-first-touch": 3.3,
-    "mpi-histories": 5.3,
-    "mpi-stale-buffer": 3.6,
-}
-"""Check → seconds of one of its probes on two H200s, driver 580.159.04, 2026-11-27."""
-
-OTHERS_TOOK_S = 0.4
-"""Seconds of a probe of any other check there."""
+"""Finished probes from which this node's pace counts, not that of the node of `PROBE_S`."""
 
 
 @contextmanager
@@ -130,4 +111,4 @@ class Display(Silent):
 
 
 def _took_s(check: str) -> float:
-    return TOOK_S.get(check, OTHERS_TOOK_S)
+    return PROBE_S.get(check, OTHERS_PROBE_S)

@@ -13,6 +13,7 @@ import pytest
 
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.cli.main import cli
+from gpuipc_doctor.cli.seconds import CHECK_ALL_S
 from gpuipc_doctor.knownissues.parse import components
 from gpuipc_doctor.model import Tier
 from gpuipc_doctor.run import check_files
@@ -88,13 +89,9 @@ def own_check() -> str:
 
 
 def test_seconds_of_check_all_are_those_of_the_measured_table() -> None:
-    """One line of benchmarks/README.md states them; `--help`, README and docs repeat it."""
-    table = (ROOT / "benchmarks/README.md").read_text()
-    said = table.partition("README and docs say ")[2].partition(":")[0]
-    seconds = dict(re.findall(r"(\d) GPUs? (\d+)", said))
-    one, two, four, eight = (seconds[number] for number in "1248")
-    options = (ROOT / "gpuipc_doctor/cli/check_options.py").read_text()
-    stated = " ".join(re.sub(r'"\s+"', "", options).split())
-    assert f"on H200s {one} s with one GPU, {two} with two, {four} with four, {eight} with eight" in stated
+    """`--help` has them from `CHECK_ALL_S`; the measured table, README and docs repeat them."""
+    one, *_, eight = CHECK_ALL_S.values()
+    said = ", ".join(f"{n} GPU{'s' * (n > 1)} {seconds}" for n, seconds in CHECK_ALL_S.items())
+    assert f"README and docs say {said}:" in (ROOT / "benchmarks/README.md").read_text()
     assert f"{one} s with one H200, {eight} s with eight" in (ROOT / "README.md").read_text()
     assert f"(on H200s: {one} s for one, {eight} s for eight)" in (ROOT / "docs/commands.md").read_text()
