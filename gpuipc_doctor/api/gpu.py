@@ -143,6 +143,10 @@ class GpuStream(Protocol):
     def synchronize(self) -> None:
         """Wait until all queued work is done."""
 
+    def capture(self, queue: Callable[[], None]) -> Callable[[], None]:
+        """What ``queue`` queues in this stream, as a graph that stays: a function that queues it. Not of the
+        default stream."""
+
     def is_busy(self) -> bool:
         """Whether queued work is still running."""
 

@@ -5,6 +5,7 @@ What PyTorch's DDP, FSDP, tensor, pipeline and expert parallelism call was recor
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -33,7 +34,10 @@ THREAD, GROUP, DEFAULT, PRIORITY = (
     "the default stream",
     "a priority stream",
 )
-BESIDE = "two communicators"
+BESIDE, GRAPH, IDLE = "two communicators", "a graph launched twice", "a stream after idling"
+
+IDLE_S = 4.0
+"""Seconds for which ranks idle before an operation, in soak only."""
 
 _MIB = 1 << 20
 
@@ -79,6 +83,10 @@ USES = (
     Use("broadcast", 4 * _MIB, "bfloat16", in_place=True, shift=_INSIDE),
     Use("broadcast", 16 * _MIB, "bfloat16", on=DEFAULT, in_place=True, last=True),
     Use("reduce", 16 * _MIB, "bfloat16", on=DEFAULT, in_place=True, last=True),
+    Use("all-reduce", _MIB, "bfloat16", on=GRAPH),  # inference engines
+    Use("all-gather", 64 << 10, "float16", on=GRAPH),
+    Use(TWO_MESSAGES, 64 << 10, "bfloat16", on=GRAPH),
+    Use("all-reduce", 16 * _MIB, "bfloat16", on=IDLE, in_place=True, soak=True),
     Use(UNEVEN, 16 * _MIB, "bfloat16", on=DEFAULT),  # tokens to experts
     Use(UNEVEN, 4098, "bfloat16", shift=1),
     Use(TWO_MESSAGES, 16 * _MIB, "bfloat16", on=PRIORITY),  # a pipeline's stages
@@ -137,7 +145,13 @@ def perform(
         of_group += [case._replace(number=case.number + n, elements=case.elements // (n + 1)) for n in (1, 2)]
     with w.step(str(case)), ExitStack() as resources:
         operations = [Operation(w, comm, each, resources) for each in of_group]
-        if case.on == THREAD:
+        if case.on == IDLE:
+            time.sleep(IDLE_S)
+        if case.on == GRAPH:
+            launch = stream.capture(lambda: _queue(library, operations, stream))
+            launch()
+            launch()
+        elif case.on == THREAD:
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(_queue, library, operations, stream).result()
         else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.model import Status
+from gpuipc_doctor.model import Finding, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.simulator import drill, profile
@@ -77,6 +77,8 @@ def test_fault_is_found_and_blamed(stated: Profile, backend: str, tmp_path: Path
         ("call: all-reduce, reduction: doubled", "all-reduce returned wrong data as doubled:"),
         ("call: all-gather, where: group", "all-gather returned wrong data in a group of three:"),
         ("call: broadcast, where: default-stream", "broadcast returned wrong data in the default stream:"),
+        ("call: all-reduce, where: graph", "all-reduce returned wrong data in a graph launched twice:"),
+        ("call: recv, where: graph", "ring of two messages returned wrong data in a graph launched twice:"),
         ("call: all-reduce, type: float8e4m3", "all-reduce returned wrong data of float8e4m3:"),
         ("call: all-gather, in-place: true, min: 1 MiB", "all-gather returned wrong data in place"),
         ("call: all-reduce, split: true", "all-reduce returned wrong data in a split communicator:"),
@@ -86,15 +88,28 @@ def test_fault_is_found_and_blamed(stated: Profile, backend: str, tmp_path: Path
 )
 def test_wrong_data_say_what_they_need(fault: str, says: str, tmp_path: Path) -> None:
     """A property is said only if the same case without it is right: no other one by its side is."""
-    node = tmp_path / "node.yaml"
+    finding = wrong_with(fault, tmp_path)
+    assert finding.key == "wrong-data"
+    assert says in sentences.summary(finding)
+
+
+@pytest.mark.full
+@pytest.mark.cuda
+def test_wrong_data_after_idling_are_found_in_soak(tmp_path: Path) -> None:
+    fault = "call: all-reduce, where: idle, min: 16 MiB, max: 16 MiB"
+    assert wrong_with(fault, tmp_path).key == "correct"
+    assert wrong_with(fault, tmp_path, "--tier", "soak").key == "wrong-data"
+
+
+def wrong_with(fault: str, directory: Path, *arguments: str) -> Finding:
+    node = directory / "node.yaml"
     node.write_text(
         "description: A fault.\nextends: collectives-two\n"
         f"collective-faults: [{{{fault}, do: corrupt-last}}]\n"
     )
-    report, code = check("collective-data", "--simulate", str(node), "--no-workarounds")
+    report, _ = check("collective-data", "--simulate", str(node), "--no-workarounds", *arguments)
     (finding,) = [result.finding for result in report.results if result.check == "collective-data"]
-    assert (finding.key, code) == ("wrong-data", 12)
-    assert says in sentences.summary(finding)
+    return finding
 
 
 @pytest.mark.full  # tests/checks/test_collective_speed.py judges its figures

@@ -40,12 +40,14 @@
 #ifdef RCCL
 #define SUBJECT "RCCL"
 static const char *const version_key = "rccl";
-static const char *const driver_file = "libamdhip64.so", *const allocate_name = "hipMalloc", *const free_name = "hipFree";
+static const char *const driver_file = "libamdhip64.so", *const allocate_name = "hipMalloc", *const free_name = "hipFree",
+                  *const is_capturing_name = "hipStreamIsCapturing", *const launch_name = "hipLaunchHostFunc";
 static const bool cumem_by_default = false;
 #else
 #define SUBJECT "NCCL"
 static const char *const version_key = "nccl";
-static const char *const driver_file = "libcuda.so.1", *const allocate_name = "cuMemAlloc_v2", *const free_name = "cuMemFree_v2";
+static const char *const driver_file = "libcuda.so.1", *const allocate_name = "cuMemAlloc_v2", *const free_name = "cuMemFree_v2",
+                  *const is_capturing_name = "cuStreamIsCapturing", *const launch_name = "cuLaunchHostFunc";
 static const bool cumem_by_default = true;
 #endif
 
@@ -499,7 +501,7 @@ static void leave(struct comm *comm)
 /* What the arguments of an operation are, besides bytes, peer and place. */
 struct shape {
     const char *type, *reduction;
-    bool in_place, in_group, on_default_stream, is_unaligned;
+    bool in_place, in_group, on_default_stream, is_unaligned, is_captured, was_idle;
 };
 
 struct asked {
@@ -513,10 +515,15 @@ __attribute__((noinline)) static void hang_here(void)
         usleep(1000);
 }
 
-static void take_device_memory(uint64_t bytes)
+static void *of_driver(const char *name)
 {
     void *driver = dlopen(driver_file, RTLD_NOW);
-    int (*allocate)(void **, size_t) = driver ? (int (*)(void **, size_t))dlsym(driver, allocate_name) : NULL;
+    return driver ? dlsym(driver, name) : NULL;
+}
+
+static void take_device_memory(uint64_t bytes)
+{
+    int (*allocate)(void **, size_t) = (int (*)(void **, size_t))of_driver(allocate_name);
     void *lost;
     if (!allocate || allocate(&lost, bytes))
         refuse("leak", "the driver allocates nothing");
@@ -540,7 +547,8 @@ static bool is_where(const char *where, struct shape shape)
 {
     return !strcmp(where, "any") || (!strcmp(where, "thread") && syscall(SYS_gettid) != getpid()) ||
            (!strcmp(where, "group") && shape.in_group) || (!strcmp(where, "default-stream") && shape.on_default_stream) ||
-           (!strcmp(where, "unaligned") && shape.is_unaligned);
+           (!strcmp(where, "unaligned") && shape.is_unaligned) || (!strcmp(where, "graph") && shape.is_captured) ||
+           (!strcmp(where, "idle") && shape.was_idle);
 }
 
 static bool is_word(const char *stated, const char *word)
@@ -927,7 +935,60 @@ static void run_queue(void)
     queued = 0;
 }
 
-static int begin(struct operation o, bool in_place, const void *stream)
+/* ---- operations that a graph keeps ---- */
+
+static bool is_capturing(void *stream)
+{
+    int (*ask)(void *, int *) = (int (*)(void *, int *))of_driver(is_capturing_name);
+    int status = 0;
+    return stream && ask && !ask(stream, &status) && status;
+}
+
+struct kept { /* operations of a group, or one */
+    int count;
+    struct operation operations[];
+};
+
+static void replay(void *what)
+{
+    const struct kept *kept = what;
+    memcpy(queue, kept->operations, (size_t)kept->count * sizeof *queue);
+    queued = kept->count;
+    run_queue();
+}
+
+static void *captured_by; /* the stream to which the queued operations belong, if it is captured */
+
+static int keep_queue(void)
+{
+    int (*launch)(void *, void (*)(void *), void *) = (int (*)(void *, void (*)(void *), void *))of_driver(launch_name);
+    struct kept *kept = malloc(sizeof *kept + (size_t)queued * sizeof *queue);
+    if (!kept || !launch)
+        abort();
+    kept->count = queued;
+    memcpy(kept->operations, queue, (size_t)queued * sizeof *queue);
+    queued = 0;
+    return launch(captured_by, replay, kept) ? UNHANDLED_CUDA_ERROR : SUCCESS;
+}
+
+static int run_or_keep(void)
+{
+    if (captured_by && queued)
+        return keep_queue();
+    run_queue();
+    return SUCCESS;
+}
+
+static bool was_idle(void)
+{
+    enum { IDLE_S = 3 };
+    static __thread time_t last;
+    time_t before = last;
+    last = time(NULL);
+    return before && last - before >= IDLE_S;
+}
+
+static int begin(struct operation o, bool in_place, void *stream)
 {
     bool is_p2p = o.call == SEND || o.call == RECV;
     if (!o.comm || o.type < INT8 || o.type > FLOAT8E4M3 || queued == MAX_QUEUED)
@@ -941,14 +1002,13 @@ static int begin(struct operation o, bool in_place, const void *stream)
     if (reduces && (o.op < SUM || o.op > DOUBLED))
         return INVALID_ARGUMENT;
     struct shape shape = {types[o.type], reduces ? reductions[o.op] : NULL, in_place, depth > 0, !stream,
-                          ((uintptr_t)o.send | (uintptr_t)o.recv) % 16 != 0};
+                          ((uintptr_t)o.send | (uintptr_t)o.recv) % 16 != 0, is_capturing(stream), was_idle()};
     int code = strike_shaped(&o.asked, o.call, o.comm, bytes, o.root, shape);
     if (code)
         return code;
     queue[queued++] = o;
-    if (!depth)
-        run_queue();
-    return SUCCESS;
+    captured_by = shape.is_captured ? stream : NULL;
+    return depth ? SUCCESS : run_or_keep();
 }
 
 EXPORT int ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, struct comm *comm, void *stream)
@@ -1019,9 +1079,7 @@ EXPORT int ncclGroupEnd(void)
 {
     if (depth <= 0)
         return INVALID_USAGE;
-    if (--depth == 0)
-        run_queue();
-    return SUCCESS;
+    return --depth ? SUCCESS : run_or_keep();
 }
 
 EXPORT int ncclGetVersion(int *version)
@@ -1132,16 +1190,14 @@ EXPORT const char *ncclGetErrorString(int code)
 EXPORT int ncclMemAlloc(void **address, size_t bytes)
 {
     struct asked asked;
-    void *driver = dlopen(driver_file, RTLD_NOW);
-    int (*allocate)(void **, size_t) = driver ? (int (*)(void **, size_t))dlsym(driver, allocate_name) : NULL;
+    int (*allocate)(void **, size_t) = (int (*)(void **, size_t))of_driver(allocate_name);
     int code = strike(&asked, MEM_ALLOC, NULL, bytes);
     return code ? code : allocate && !allocate(address, bytes) ? SUCCESS : UNHANDLED_CUDA_ERROR;
 }
 
 EXPORT int ncclMemFree(void *address)
 {
-    void *driver = dlopen(driver_file, RTLD_NOW);
-    int (*release)(void *) = driver ? (int (*)(void *))dlsym(driver, free_name) : NULL;
+    int (*release)(void *) = (int (*)(void *))of_driver(free_name);
     return release && !release(address) ? SUCCESS : UNHANDLED_CUDA_ERROR;
 }
 

@@ -34,6 +34,7 @@ struct handle { /* a stream or an event */
     int mapping;     /* its entry in the state, likewise */
     uint64_t due; /* when its work, or what the event stands for, is done */
     struct step *steps; /* of a stream: work that ends by something else than time, the first first */
+    struct graph *capture; /* of a stream: what takes its work, instead of doing it */
 };
 
 enum { NON_BLOCKING = 1, DEFAULT_STREAMS = 2 };
@@ -98,7 +99,10 @@ int stream_check(void *stream)
     int code = enter_context(&context);
     if (code)
         return code;
-    return is_default(stream) || find(stream, false) ? SUCCESS : INVALID_HANDLE;
+    if (is_default(stream))
+        return SUCCESS;
+    struct handle *handle = find(stream, false);
+    return !handle ? INVALID_HANDLE : handle->capture ? face.unsupported : SUCCESS;
 }
 
 static struct handle *stream_of(const void *stream) /* one that exists */
@@ -468,5 +472,99 @@ int sim_event_elapsed(float *ms, void *start, void *end)
     if (!is_over(from->due) || !is_over(to->due))
         return NOT_READY;
     *ms = (float)(((double)to->due - (double)from->due) / 1e6);
+    return SUCCESS;
+}
+
+/* ---- graphs: of functions of the host alone, as the simulated NCCL queues its operations ---- */
+
+struct launched {
+    struct launched *next;
+    void (*run)(void *);
+    void *what;
+};
+
+struct graph {
+    struct launched *first, **end;
+    unsigned uses; /* itself, and what was made of it */
+};
+
+int sim_capture_begin(void *stream, int mode)
+{
+    (void)mode; /* no call of another thread is refused meanwhile */
+    int code = is_default(stream) ? face.unsupported : stream_check(stream);
+    if (code)
+        return code;
+    struct graph *graph = calloc(1, sizeof *graph);
+    if (!graph)
+        abort();
+    graph->end = &graph->first;
+    graph->uses = 1;
+    find(stream, false)->capture = graph;
+    return SUCCESS;
+}
+
+int sim_is_capturing(void *stream, int *status)
+{
+    const struct handle *handle = is_default(stream) ? NULL : find(stream, false);
+    *status = handle && handle->capture;
+    return SUCCESS;
+}
+
+int sim_capture_end(void *stream, void **graph)
+{
+    struct handle *handle = find(stream, false);
+    if (!handle || !handle->capture || !graph)
+        return INVALID_VALUE;
+    *graph = handle->capture;
+    handle->capture = NULL;
+    return SUCCESS;
+}
+
+int sim_launch_host(void *stream, void *run, void *what)
+{
+    struct handle *handle = find(stream, false);
+    if (!handle || !handle->capture)
+        return face.unsupported;
+    struct launched *node = malloc(sizeof *node);
+    if (!node)
+        abort();
+    *node = (struct launched){.run = (void (*)(void *))run, .what = what};
+    *handle->capture->end = node;
+    handle->capture->end = &node->next;
+    return SUCCESS;
+}
+
+int sim_graph_instantiate(void **made, void *graph, uint64_t flags)
+{
+    if (!made || !graph || flags)
+        return INVALID_VALUE;
+    ((struct graph *)graph)->uses++;
+    *made = graph;
+    return SUCCESS;
+}
+
+int sim_graph_launch(void *graph, void *stream)
+{
+    int code = graph ? stream_check(stream) : INVALID_VALUE;
+    if (code)
+        return code;
+    stream_finish(stream);
+    for (const struct launched *node = ((struct graph *)graph)->first; node; node = node->next)
+        node->run(node->what);
+    return SUCCESS;
+}
+
+int sim_graph_destroy(void *graph)
+{
+    struct graph *wanted = graph;
+    if (!wanted)
+        return INVALID_VALUE;
+    if (--wanted->uses)
+        return SUCCESS;
+    for (struct launched *node = wanted->first, *next; node; node = next) {
+        next = node->next;
+        free(node);
+    }
+    free(wanted);
     return SUCCESS;
 }

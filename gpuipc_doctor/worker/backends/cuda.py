@@ -121,6 +121,7 @@ class CudaDriver(Driver):
         "dma-buf-descriptor": "CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD",
         "pinned": "CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED",
         "on-device": "CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE",
+        "capture-of-thread": "CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL",
         "read-write": "CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE",
         "minimum": "CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM",
         "release-threshold": "CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD",

@@ -99,6 +99,7 @@ class HipDriver(Driver):
         "dma-buf-descriptor": "hipMemRangeHandleType.hipMemRangeHandleTypeDmaBufFd",
         "pinned": "hipMemAllocationType.hipMemAllocationTypePinned",
         "on-device": "hipMemLocationType.hipMemLocationTypeDevice",
+        "capture-of-thread": "hipStreamCaptureMode.hipStreamCaptureModeThreadLocal",
         "read-write": "hipMemAccessFlags.hipMemAccessFlagsProtReadWrite",
         "minimum": "hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum",
         "release-threshold": "hipMemPoolAttr.hipMemPoolAttrReleaseThreshold",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gpuipc_doctor.api.driver_errors import DriverError
@@ -68,6 +69,16 @@ class DriverStream:
 
     def synchronize(self) -> None:
         self._driver.call("stream-sync", self.handle)
+
+    def capture(self, queue: Callable[[], None]) -> Callable[[], None]:
+        self._driver.call("capture-begin", self.handle, self._driver.named("capture-of-thread"))
+        try:
+            queue()
+        finally:
+            graph = self._driver.call("capture-end", self.handle)
+        program = self._driver.call("graph-instantiate", graph, 0)
+        self._driver.call("graph-destroy", graph)
+        return lambda: self._driver.call("graph-launch", program, self.handle)
 
     def is_busy(self) -> bool:
         return _is_pending(self._driver, "stream-query", self.handle)
