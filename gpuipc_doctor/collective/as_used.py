@@ -5,7 +5,6 @@ What PyTorch's DDP, FSDP, tensor, pipeline and expert parallelism call was recor
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -146,7 +145,7 @@ def perform(
     with w.step(str(case)), ExitStack() as resources:
         operations = [Operation(w, comm, each, resources) for each in of_group]
         if case.on == IDLE:
-            time.sleep(IDLE_S)
+            w.wait_until(lambda: False, IDLE_S)
         if case.on == GRAPH:
             launch = stream.capture(lambda: _queue(library, operations, stream))
             launch()
