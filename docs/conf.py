@@ -219,10 +219,13 @@ PICTURE = re.compile(
 ON_SITE = r"![\g<alt>](/\g<file>-light.svg){.only-light}![\g<alt>](/\g<file>-dark.svg){.only-dark}\n"
 
 
-def adapt(_: Sphinx, page: str, source: list[str]) -> None:
+def adapt(app: Sphinx, page: str, source: list[str]) -> None:
     """Links between files of the repository become links between pages; HTML anchors become MyST's."""
-    of_readme = [found[0] for found in PICTURE.finditer((REPOSITORY / "README.md").read_text())]
-    text = source[0].replace("<!-- README's pictures -->", "\n".join(of_readme))
+    text = source[0]
+    if page == "index":
+        app.env.note_dependency(str(REPOSITORY / "README.md"))
+        _, _, head = (REPOSITORY / "README.md").read_text().partition("\n\n## ")[0].partition("\n")
+        text = text.replace("<!-- README's head -->", head.replace("](docs/", "]("))
     text = PICTURE.sub(ON_SITE, text)  # in the colours that the reader chose
     if page == "generated/known-issues":  # here, an issue's id leads to its page instead of its first source
         text = re.sub(r'(<a id="([^"]+)"></a>\[[^]]*\])\([^)]*\)', r"\1(/generated/issue-\2.md)", text)
