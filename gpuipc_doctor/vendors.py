@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-
 SHARED_EVENTS = "shared-events"
 """Events that other processes open by handle."""
 
