@@ -25,6 +25,7 @@ from typing import ClassVar
 from gpuipc_doctor.api import (
     Check,
     Context,
+    Evidence,
     Finding,
     Memory,
     Probe,
@@ -158,7 +159,8 @@ def carried(done: ProbeOutcome, kind: str) -> Finding:
         return slow
     told = list(carriers(done.records["rank 0"]) if first == second else ())
     if not told:
-        told = ["what carried it is unknown: UCX says so from 1.14 on, and not with UCX_PROTO_ENABLE=n"]
+        says = "what carried it is unknown: UCX says so from 1.14 on, and not with UCX_PROTO_ENABLE=n"
+        told = [Evidence.seen(says)]
     return Finding.ok(
         "carried", "{kind}: {speed} GB/s", *told, kind=kind, speed=round(done.records["rank 0"]["speed"], 3)
     )
