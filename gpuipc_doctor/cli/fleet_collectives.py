@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +31,8 @@ JOIN_S = 120.0
 
 LONGEST_S = 3600.0
 """Seconds for the whole run, without --budget."""
+
+SSH_PER_S = 50.0
 
 ROOT = (
     "as root, name a user for the ranks: -- --user NAME. NCCL's ranks believe whoever reaches their ports "
@@ -77,11 +78,11 @@ def command(
     --device, --user.
     """
     from gpuipc_doctor.files import writing
-    from gpuipc_doctor.supervise import process_limits
+    from gpuipc_doctor.supervise import process_limits, scratch
 
     reach = fleet_reach.Reach(**reaching)
     words = _without_user(check_options_)
-    way = reach.way(CHECK, *words)
+    way = replace(reach.way(CHECK, *words), deadline_s=reach.budget or LONGEST_S)
     refuse_root(words == list(check_options_) and "--simulate" not in words)
     wanted = reach.wanted()
     if len(wanted) < 2:
@@ -90,9 +91,9 @@ def command(
         writing.make_directory(into)
     process_limits.raise_soft()  # a descriptor for each node
     found = _Gathered(wanted)
-    with tempfile.TemporaryDirectory(prefix="gpuipc-doctor-") as private:
+    with scratch.directory(scratch.usual(), 1 << 16) as private:
         secret = secrets.token_bytes(32)
-        given = Path(private, "secret")
+        given = private / "secret"
         given.touch(mode=0o600)
         given.write_bytes(secret)
         from gpuipc_doctor.fleet import collective_head
@@ -105,9 +106,10 @@ def command(
         heads = ",".join(f"{one}:{head.port}" for one in at)
         node = [*fleet_reach.tool_of(reach.tool), "fleet", "take-part", "--head", heads, CHECK]
         way = replace(
-            way,
+            fleet_check.within_limits(way, reach.partition, None, "--budget"),
             command=(*node, *check_options_),
-            deadline_s=reach.budget or LONGEST_S,
+            fanout=max(reach.fanout, len(wanted)),  # all of them run at the same time
+            rate=min(way.rate, SSH_PER_S),
             given=given,
             names="--called",
         )
