@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from gpuipc_doctor.cli import check_options, fleet_check, fleet_reach, options, run_as
 from gpuipc_doctor.cli.check_options import CheckOptions
@@ -28,6 +29,8 @@ CHECK = "collective-data"
 
 JOIN_S = 120.0
 """Seconds, after those of --patience, until nodes have started, found their GPUs and reached this host."""
+
+ROUND_S = 120.0
 
 LONGEST_S = 3600.0
 """Seconds for the whole run, without --budget."""
@@ -74,8 +77,8 @@ def command(
     """Run NCCL's or RCCL's collectives over many nodes, and compare every element on every rank.
 
     One process a node runs a rank on each GPU; ranks meet over NCCL's unique id, which this host hands out.
-    --deadline is that of a round. Arguments after `--` are those of `check collective-data`: --nccl-lib,
-    --device, --user.
+    --deadline is that of a round, by default 120 s. Arguments after `--` are those of `check
+    collective-data`: --nccl-lib, --device, --user.
     """
     from gpuipc_doctor.files import writing
     from gpuipc_doctor.supervise import process_limits, scratch
@@ -85,6 +88,8 @@ def command(
     way = replace(reach.way(CHECK, *words), deadline_s=reach.budget or LONGEST_S)
     refuse_root(words == list(check_options_) and "--simulate" not in words)
     wanted = reach.wanted()
+    if ctx.get_parameter_source("deadline") is ParameterSource.DEFAULT:
+        reach = replace(reach, deadline=ROUND_S)
     if len(wanted) < 2:
         raise click.UsageError("name at least two nodes; one alone: gpuipc-doctor check collective-data")
     with options.naming_option("--into", str(into)):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from queue import Empty, SimpleQueue
 
 import msgspec  # noqa: TID253 - messages are those of `collective_types`
@@ -232,24 +233,23 @@ class _Running:
         self._gpus = {node: gpus for node, gpus in self._gpus.items() if gpus}
         self.nodes = [node for node in self.group.nodes if node in self._gpus or node in self._gone]
         """Those with a rank, or that are gone."""
+        counts = [len(self._gpus.get(node, ())) for node in self.nodes]
+        self._first = dict(zip(self.nodes, accumulate(counts, initial=0), strict=False))
+        self._ranks = sum(counts)
+        self._room = min((self.joined[node].room for node in self._gpus), default=0)
 
     @property
     def is_possible(self) -> bool:
         return not self._gone
 
-    def _first(self, node: str) -> int:
-        before = self.nodes[: self.nodes.index(node)]
-        return sum(len(self._gpus.get(other, ())) for other in before)
-
     def asked(self, asked: Round, node: str) -> dict[str, Json]:
-        room = min(self.joined[other].room for other in self.nodes)
         return {
             "gpus": self._gpus[node],
-            "first": self._first(node),
-            "ranks": sum(map(len, self._gpus.values())),
+            "first": self._first[node],
+            "ranks": self._ranks,
             "settings": {**asked.settings, **self.group.settings},
             "operations": asked.operations,
-            "sizes": [size for size in asked.sizes if size <= room],
+            "sizes": [size for size in asked.sizes if size <= self._room],
             "kinds": asked.kinds,
             "speeds": asked.speeds,
             "deadline_s": asked.deadline_s,
@@ -279,7 +279,7 @@ class _Running:
             if not why:
                 why = f"not run: {', '.join(self._gone)} is gone" if self._gone else "no answer"
             for place, gpu in enumerate(self._gpus.get(node, (0,))):
-                yield RankResult(node, self._first(node) + place, gpu, Ending.SILENT, failure=why)
+                yield RankResult(node, self._first[node] + place, gpu, Ending.SILENT, failure=why)
 
 
 def addresses(nodes: Sequence[str], named: str) -> list[str]:
