@@ -89,7 +89,7 @@ def command(
     if shipped and way.via is Via.FLUX:
         raise click.UsageError("--ship does not work with Flux; give the tool's path with --tool")
     wanted = reach.wanted()
-    way = within_limits(way, reach.partition, block)
+    way = _within_limits(way, reach.partition, block)
     progress, interrupted, shown = _Progress(into, wanted), False, True
     try:
         with directory.ours(into):
@@ -184,9 +184,7 @@ class _Progress:
         redraw(line, last=self._done == self._total)
 
 
-def within_limits(
-    way: LaunchOptions, partition: str | None, block: int | None, option: str = "--deadline"
-) -> LaunchOptions:
+def _within_limits(way: LaunchOptions, partition: str | None, block: int | None) -> LaunchOptions:
     """The options within the partition's limits on jobs; a shortened deadline is reported."""
     from dataclasses import replace
 
@@ -200,7 +198,9 @@ def within_limits(
     way = replace(way, block=int(min(way.block, limits.nodes)), job_limit_s=limits.seconds)
     if way.deadline_s > limits.seconds - ENDING_S:
         shorter = max(limits.seconds - ENDING_S, limits.seconds / 2)
-        say(f"partition {limits.partition} ends jobs after {limits.seconds:g} s: using {option} {shorter:g}")
+        say(
+            f"partition {limits.partition} ends jobs after {limits.seconds:g} s: using --deadline {shorter:g}"
+        )
         way = replace(way, deadline_s=shorter)
     return way
 
