@@ -11,8 +11,6 @@ from gpuipc_doctor.histories.message_memories import DEVICE, POOL, VMM, Memories
 
 NBYTES, ROUNDS = LARGE_MESSAGES[0], 5
 
-TELLS = {"UCX_PROTO_INFO": "y"}
-
 
 def kinds_to_send(device: Device) -> list[str]:
     """The kinds of memory, each for a launch of its own: UCX prints a protocol once in a process."""

@@ -86,7 +86,7 @@ class IpcHistories(Check):
                 "peers": list_peers(devices),
                 "history": history,
                 "left_out": sorted(left_out),
-                "without": sorted(left_out | unavailable(devices[0].capabilities)),
+                "without": sorted(left_out | unavailable(devices[0].capabilities, devices[0].vendor.lacks)),
             }
             yield probe(devices, params)
 

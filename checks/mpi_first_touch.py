@@ -9,6 +9,9 @@ took 5.6 to 7.6 ms with one byte more and 8.8 to 11 ms without.
 The report is eth-cscs/alps-gh200-reproducers (gpudirect-p2p-overalloc; GH200, Cray MPICH): the first message
 from a buffer of one byte more than 1 GiB takes 0.46 s instead of 3.4 ms, even if the message is short. Later
 messages are as fast as from any buffer, and only the sender's buffer matters.
+
+If MPI moves device memory through UCX between two GPUs, it is also reported what carried these messages;
+through the host's memory is the WARN of `mpi-small-message`.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from gpuipc_doctor.api import (
     differences,
     pattern,
 )
+from gpuipc_doctor.api.carriers import carriers, may_tell_carriers, telling
 
 LARGE, PAGE = 128 << 20, 2 << 20
 """Bytes of the sender's buffer (fewer on a small device), and bytes of a GPU's large page."""
@@ -65,13 +69,18 @@ class MpiFirstTouch(Check):
         for devices in ctx.a_pair_or_device_of_each_backend:
             params = {"nbytes": whole_pages(ctx, devices)}
             roles = {"sender": send, "receiver": receive}
-            yield Probe("", roles, devices, params, exclusive=True, launch=ctx.mpi.launch)
+            if may_tell_carriers(ctx, devices):  # in a launch of its own: UCX prints a protocol once
+                launch, ends = telling(ctx.mpi.launch), frozenset(roles)
+            else:
+                launch, ends = ctx.mpi.launch, frozenset[str]()
+            yield Probe("", roles, devices, params, exclusive=True, launch=launch, ends=ends)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         wrong, times = done.records["receiver"]["wrong"], done.records["sender"]["times"]
         odd, whole = min(times["one byte more"]["first"]), min(times["whole pages"]["first"])
         waited = max(later for each in times.values() for later in each["later"])
         figures = [in_words(kind, each) for kind, each in times.items()]
+        figures += carriers(done.records["sender"])
         if wrong:
             yield Finding.fail("wrong-data", "{count} messages arrived wrong", *wrong, count=len(wrong))
         elif odd > OUT_OF_PROPORTION * whole and odd > max(SLOW_S, waited):
@@ -130,7 +139,7 @@ def send(w: Worker) -> None:
             if number:
                 times[kind]["first"].append(first)
                 times[kind]["later"] += later
-    w.record(times=times)
+    w.record(times=times, carried=w.fabric.carried(MESSAGE, w.gpu.device.backend))
     w.mpi.finalize()
 
 

@@ -20,12 +20,12 @@ bytes crash, blocking and non-blocking.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import ClassVar
 
 from gpuipc_doctor.api import (
     Check,
     Context,
+    Evidence,
     Finding,
     Memory,
     Probe,
@@ -38,13 +38,13 @@ from gpuipc_doctor.api import (
     unlike_pattern,
     write_pattern,
 )
-from gpuipc_doctor.api.carriers import carriers, through_host
+from gpuipc_doctor.api.carriers import carriers, may_tell_carriers, telling, through_host
 from gpuipc_doctor.api.data_patterns import write_zeros
 from gpuipc_doctor.api.fabrics import UCX_DEFAULTS
 from gpuipc_doctor.api.latency import Latency, figures, measurements, out_of_line, time_there_and_back
 from gpuipc_doctor.api.message_sizes import LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
 
-from ._mpi_small_message_carriers import NBYTES, TELLS, kinds_to_send, send_one_kind
+from ._mpi_small_message_carriers import NBYTES, kinds_to_send, send_one_kind
 from ._mpi_small_message_kinds import MODES, MOST_FAILED, PLACES, Message, given_up, mapped, messages
 
 TIMED = (0, 1, 8, 16, 64, 256, 1024, 4096, 16384, 65536, *LARGE_MESSAGES)
@@ -142,13 +142,9 @@ class MpiSmallMessage(Check):
 def carriers_of(ctx: Context) -> Iterable[Probe]:
     """Probes of what carries each kind of memory between two GPUs, if MPI uses UCX for device memory."""
     assert ctx.mpi is not None
-    launch = replace(ctx.mpi.launch, env={**ctx.mpi.launch.env, **TELLS})
-    roles = {"rank 0": send_one_kind, "rank 1": send_one_kind}
-    by_ucx = ctx.mpi.ucx and ctx.mpi.has_gpu_path
-    for devices in ctx.a_pair_or_device_of_each_backend if by_ucx else ():
-        labels = {device.label for device in devices}
-        is_pair = len(devices) > 1 and all(labels <= shown for shown in launch.shows)
-        for kind in kinds_to_send(devices[0]) if is_pair else ():
+    launch, roles = telling(ctx.mpi.launch), {"rank 0": send_one_kind, "rank 1": send_one_kind}
+    for devices in ctx.a_pair_or_device_of_each_backend:
+        for kind in kinds_to_send(devices[0]) if may_tell_carriers(ctx, devices) else ():
             yield Probe(kind, roles, devices, {"kind": kind}, launch=launch, ends=frozenset(roles))
 
 
@@ -161,7 +157,10 @@ def carried(done: ProbeOutcome, kind: str) -> Finding:
     first, second = (rank["carried"] for rank in done.records.values())
     if first == second and (slow := through_host(done, "rank 0", kind)):
         return slow
-    told = carriers(done.records["rank 0"]) if first == second else ()
+    told = list(carriers(done.records["rank 0"]) if first == second else ())
+    if not told:
+        says = "what carried it is unknown: UCX says so from 1.14 on, and not with UCX_PROTO_ENABLE=n"
+        told = [Evidence.seen(says)]
     return Finding.ok(
         "carried", "{kind}: {speed} GB/s", *told, kind=kind, speed=round(done.records["rank 0"]["speed"], 3)
     )

@@ -7,11 +7,14 @@ No other module names a vendor's backend, library, variable or tool to tell vend
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+
+SHARED_EVENTS = "shared-events"
+"""Events that other processes open by handle."""
 
 
 class Binding(NamedTuple):
@@ -145,7 +148,8 @@ class SupportedVendor(Vendor):
     errors: Errors
     calls: Calls
     lacks: frozenset[str] = frozenset()
-    """Capabilities (`api.capabilities`) that no device has, because the API has no such calls."""
+    """Capabilities (`api.capabilities`) that no device has, because the API has no such calls; also
+    `SHARED_EVENTS`."""
     instead: Mapping[str, str]
     """Capability → what to use on a GPU without it."""
     kernel_marks: tuple[str, ...]
@@ -378,7 +382,8 @@ INTEL = SupportedVendor(
         vague=frozenset({"ZE_RESULT_ERROR_UNKNOWN"}),
     ),
     calls=Calls(initialise="zeInit", opens_memory="IpcHandle"),
-    lacks=frozenset({"contexts", "memory-pools", "pool-ipc", "vmm-ipc", "fabric-handles"}),
+    # Level Zero has contexts, memory of several parts and events to share; this backend does not use them.
+    lacks=frozenset({"contexts", "memory-pools", "pool-ipc", "vmm-ipc", "fabric-handles", SHARED_EVENTS}),
     instead={
         "legacy-ipc": "nothing to repair; run MPI without GPU IPC: I_MPI_OFFLOAD_IPC=0",
     },
@@ -413,6 +418,12 @@ VENDORS: tuple[Vendor, ...] = (NVIDIA, AMD, INTEL)
 
 SUPPORTED = {vendor.backend: vendor for vendor in VENDORS if isinstance(vendor, SupportedVendor)}
 """Backend → its vendor."""
+
+
+def untried(backends: Iterable[str]) -> str:
+    """What every screen says of GPUs whose backend was never run on one; empty for others."""
+    known = (SUPPORTED[backend] for backend in dict.fromkeys(backends) if backend in SUPPORTED)
+    return ", ".join(f"EXPERIMENTAL: never run on an {each.gpu}" for each in known if each.experimental)
 
 
 def installed() -> tuple[str, ...]:

@@ -33,7 +33,10 @@ def lacking(call: str) -> list[str]:
 def words_of_lack(vendor: SupportedVendor, lacking: Collection[str], mode: str = "") -> str:
     """What a device cannot do, and how that was recognised. ``mode``: its compute mode, if known."""
     if absent := vendor.lacks.intersection(lacking):
-        return f"lacks {', '.join(sorted(absent))}: {vendor.platform} has no such calls"
+        names = ", ".join(sorted(absent))
+        if vendor.experimental:
+            return f"lacks {names} here: this tool calls none of {vendor.platform}"
+        return f"lacks {names}: {vendor.platform} has no such calls"
     if "multi-process" in lacking:
         mode = mode or "exclusive or prohibited (CU_DEVICE_ATTRIBUTE_COMPUTE_MODE is not 0)"
         return f"admits no second process: its compute mode is {mode}"

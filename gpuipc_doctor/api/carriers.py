@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from gpuipc_doctor.api.check import Context
 from gpuipc_doctor.api.fabrics import UCX_DEFAULTS
 from gpuipc_doctor.api.worker import Worker
-from gpuipc_doctor.model import Evidence, Finding, Json
-from gpuipc_doctor.probe_types import ProbeOutcome
+from gpuipc_doctor.model import Device, Evidence, Finding, Json
+from gpuipc_doctor.probe_types import Launch, ProbeOutcome
 
 COPIES = 2
+
+
+def may_tell_carriers(ctx: Context, devices: Sequence[Device]) -> bool:
+    """Whether UCX can print what carries MPI's device memory between these two GPUs (`telling`)."""
+    assert ctx.mpi is not None
+    labels = {device.label for device in devices}
+    is_pair = len(devices) > 1 and all(labels <= shown for shown in ctx.mpi.launch.shows)
+    return bool(ctx.mpi.ucx and ctx.mpi.has_gpu_path and is_pair)
+
+
+def telling(launch: Launch) -> Launch:
+    """A launch in whose processes UCX prints each protocol at its first use: they must be the probe's own."""
+    return replace(launch, env={**launch.env, "UCX_PROTO_INFO": "y"})
 
 
 def record_carriers(w: Worker, carried: Mapping[str, Json], nbytes: int, seconds: float) -> None:

@@ -89,7 +89,7 @@ def command(
     if shipped and way.via is Via.FLUX:
         raise click.UsageError("--ship does not work with Flux; give the tool's path with --tool")
     wanted = reach.wanted()
-    way = _within_limits(way, reach.partition, block)
+    way = within_limits(way, reach.partition, block)
     progress, interrupted, shown = _Progress(into, wanted), False, True
     try:
         with directory.ours(into):
@@ -184,7 +184,9 @@ class _Progress:
         redraw(line, last=self._done == self._total)
 
 
-def _within_limits(way: LaunchOptions, partition: str | None, block: int | None) -> LaunchOptions:
+def within_limits(
+    way: LaunchOptions, partition: str | None, block: int | None, option: str = "--deadline"
+) -> LaunchOptions:
     """The options within the partition's limits on jobs; a shortened deadline is reported."""
     from dataclasses import replace
 
@@ -198,9 +200,7 @@ def _within_limits(way: LaunchOptions, partition: str | None, block: int | None)
     way = replace(way, block=int(min(way.block, limits.nodes)), job_limit_s=limits.seconds)
     if way.deadline_s > limits.seconds - ENDING_S:
         shorter = max(limits.seconds - ENDING_S, limits.seconds / 2)
-        say(
-            f"partition {limits.partition} ends jobs after {limits.seconds:g} s: using --deadline {shorter:g}"
-        )
+        say(f"partition {limits.partition} ends jobs after {limits.seconds:g} s: using {option} {shorter:g}")
         way = replace(way, deadline_s=shorter)
     return way
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from gpuipc_doctor.cli import check_options, fleet_check, fleet_reach, options, run_as
 from gpuipc_doctor.cli.check_options import CheckOptions
@@ -30,8 +30,12 @@ CHECK = "collective-data"
 JOIN_S = 120.0
 """Seconds, after those of --patience, until nodes have started, found their GPUs and reached this host."""
 
+ROUND_S = 120.0
+
 LONGEST_S = 3600.0
 """Seconds for the whole run, without --budget."""
+
+SSH_PER_S = 50.0
 
 ROOT = (
     "as root, name a user for the ranks: -- --user NAME. NCCL's ranks believe whoever reaches their ports "
@@ -73,26 +77,28 @@ def command(
     """Run NCCL's or RCCL's collectives over many nodes, and compare every element on every rank.
 
     One process a node runs a rank on each GPU; ranks meet over NCCL's unique id, which this host hands out.
-    --deadline is that of a round. Arguments after `--` are those of `check collective-data`: --nccl-lib,
-    --device, --user.
+    --deadline is that of a round, by default 120 s. Arguments after `--` are those of `check
+    collective-data`: --nccl-lib, --device, --user.
     """
     from gpuipc_doctor.files import writing
-    from gpuipc_doctor.supervise import process_limits
+    from gpuipc_doctor.supervise import process_limits, scratch
 
     reach = fleet_reach.Reach(**reaching)
     words = _without_user(check_options_)
-    way = reach.way(CHECK, *words)
+    way = replace(reach.way(CHECK, *words), deadline_s=reach.budget or LONGEST_S)
     refuse_root(words == list(check_options_) and "--simulate" not in words)
     wanted = reach.wanted()
+    if ctx.get_parameter_source("deadline") is ParameterSource.DEFAULT:
+        reach = replace(reach, deadline=ROUND_S)
     if len(wanted) < 2:
         raise click.UsageError("name at least two nodes; one alone: gpuipc-doctor check collective-data")
     with options.naming_option("--into", str(into)):
         writing.make_directory(into)
     process_limits.raise_soft()  # a descriptor for each node
     found = _Gathered(wanted)
-    with tempfile.TemporaryDirectory(prefix="gpuipc-doctor-") as private:
+    with scratch.directory(scratch.usual(), 1 << 16) as private:
         secret = secrets.token_bytes(32)
-        given = Path(private, "secret")
+        given = private / "secret"
         given.touch(mode=0o600)
         given.write_bytes(secret)
         from gpuipc_doctor.fleet import collective_head
@@ -105,9 +111,10 @@ def command(
         heads = ",".join(f"{one}:{head.port}" for one in at)
         node = [*fleet_reach.tool_of(reach.tool), "fleet", "take-part", "--head", heads, CHECK]
         way = replace(
-            way,
+            fleet_check.within_limits(way, reach.partition, None, "--budget"),
             command=(*node, *check_options_),
-            deadline_s=reach.budget or LONGEST_S,
+            fanout=max(reach.fanout, len(wanted)),  # all of them run at the same time
+            rate=min(way.rate, SSH_PER_S),
             given=given,
             names="--called",
         )

@@ -6,11 +6,12 @@ file; the head of the fleet carries it from node to node.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from gpuipc_doctor.api import Collectives, Communicator, Json, Observed, Worker
+from gpuipc_doctor.api import Collectives, Communicator, GpuStream, Json, Observed, Worker
 from gpuipc_doctor.api.reduction_data import KINDS
 from gpuipc_doctor.collective import data
 
@@ -18,8 +19,11 @@ FILE = Path(__file__)
 
 START, FIRST = "start", "first all-reduce"
 
-PASSES, MOST_TIMES, FEW_TIMES = 5, 20, 3
-"""Passes of each measurement, and all-reduces in each of small and of large ones: the same on all ranks."""
+PASSES, MOST_TIMES, PASS_S = 5, 20, 0.1
+"""Passes of a measurement, and the most all-reduces in each, which take this long together."""
+
+SLOW_S = 1.0
+"""An all-reduce that takes longer is measured once."""
 
 
 def take_part(w: Worker) -> None:
@@ -109,6 +113,17 @@ def _seconds(w: Worker, comm: Communicator, address: int, size: int) -> float:
         return (w.clock() - began) / times
 
     once(1)
-
-    times = MOST_TIMES if size <= 1 << 20 else FEW_TIMES
+    slowest = _slowest(w, comm, stream, once(1))
+    if slowest > SLOW_S:
+        return slowest
+    times = min(MOST_TIMES, max(1, int(PASS_S / slowest)))  # the same on all ranks
     return min(once(times) for _ in range(PASSES))
+
+
+def _slowest(w: Worker, comm: Communicator, stream: GpuStream, seconds: float) -> float:
+    """The time of the slowest rank, which all ranks then know."""
+    with w.gpu.alloc(4) as buffer:
+        buffer.write(struct.pack("<f", seconds))
+        comm.all_reduce(buffer.address, buffer.address, 1, "float32", stream, "maximum")
+        stream.synchronize()
+        return float(struct.unpack("<f", buffer.read())[0])

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from queue import Empty, SimpleQueue
 
 import msgspec  # noqa: TID253 - messages are those of `collective_types`
@@ -54,7 +55,8 @@ class Head:
         self._lines: dict[str, Line] = {}
         self._came: SimpleQueue[tuple[str, Line]] = SimpleQueue()
         self._names_come: set[str] = set()
-        self._greeting = threading.Semaphore(GREETINGS)
+        self._greeted: set[socket.socket] = set()
+        """Connections that have yet to prove themselves."""
         self._guard = threading.Lock()
         self._closed = threading.Event()
         self._number = 0
@@ -74,7 +76,8 @@ class Head:
                 for key, _ in ready.select(TICK_S):
                     if key.fileobj is self._server:
                         connection, _ = self._server.accept()
-                        if self._greeting.acquire(blocking=False):
+                        if len(self._greeted) < GREETINGS:
+                            self._greeted.add(connection)
                             greeters.submit(self._greet, connection)
                         else:
                             connection.close()
@@ -89,6 +92,9 @@ class Head:
                         node, line = self._came.get_nowait()
                         self._lines[node] = line
                         ready.register(line, selectors.EVENT_READ, node)
+            for connection in list(self._greeted):  # strangers, which would be waited for
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
         self._server.close()
         for node in set(self._lines) - set(self.joined) - set(self.lost):
             self._lose(node, f"it came, but did not list its GPUs within {seconds:g} s")
@@ -100,7 +106,7 @@ class Head:
         except (OSError, NotOurs):
             connection.close()
         finally:
-            self._greeting.release()
+            self._greeted.discard(connection)
 
     def _is_expected(self, name: str) -> bool:
         node = self._names.get(name)
@@ -146,13 +152,13 @@ class Head:
         """Run a round (`collective_types.Meet`). Raises `Closed`."""
         began = time.monotonic()
         self._number += 1
-        running = [_Running(group, self.joined) for group in asked.groups]
-        of_node = {node: each for each in running for node in each.group.nodes}
+        running = [_Running(group, dict(self.joined)) for group in asked.groups]
+        of_node = {node: each for each in running for node in each.nodes}
         with selectors.DefaultSelector() as ready:
             for each in running:
                 if not each.is_possible:
                     continue
-                for node in each.group.nodes:
+                for node in each.nodes:
                     ready.register(self._lines[node], selectors.EVENT_READ, node)
                     self._say(node, {"round": {"number": self._number, **each.asked(asked, node)}})
             until = began + asked.deadline_s + GRACE_S
@@ -164,7 +170,6 @@ class Head:
                         self._take(of_node[node], node, message)
                     if node in self.lost:
                         ready.unregister(key.fileobj)
-                        of_node[node].failed_at = of_node[node].failed_at or time.monotonic()
                 for each in running:
                     self._stop_others(each)
         for each in running:
@@ -176,8 +181,8 @@ class Head:
     def _take(self, running: _Running, node: str, message: Json) -> None:
         if message.get("number") != self._number:
             return  # of an earlier round
-        if "id" in message and node == running.group.nodes[0]:
-            for other in running.group.nodes[1:]:
+        if "id" in message and node == running.nodes[0]:
+            for other in running.nodes[1:]:
                 self._say(other, {"id": str(message["id"])})
         elif "ranks" in message:
             try:
@@ -187,11 +192,10 @@ class Head:
 
     def _stop_others(self, running: _Running) -> None:
         """Once a rank has failed, the others of its group wait for it: they get some seconds."""
-        if (
-            running.failed_at
-            and not running.stopped
-            and time.monotonic() > running.failed_at + AFTER_FAILURE_S
-        ):
+        now = time.monotonic()
+        if not running.failed_at and not self.lost.keys().isdisjoint(running.nodes):
+            running.failed_at = now
+        if running.failed_at and not running.stopped and now > running.failed_at + AFTER_FAILURE_S:
             running.stopped = True
             for node in running.waits_for(self.lost):
                 self._say(node, {"stop": f"ended {AFTER_FAILURE_S:g} s after another rank had failed"})
@@ -222,28 +226,30 @@ class _Running:
     def __post_init__(self) -> None:
         self._gone = [node for node in self.group.nodes if node not in self.joined]
         self._gpus = {
-            node: self.group.gpus or tuple(range(len(self.joined[node].gpus)))
+            node: tuple(gpu for gpu in self.group.gpus or every if gpu in every)
             for node in self.group.nodes
-            if node in self.joined
+            if node in self.joined and (every := range(len(self.joined[node].gpus)))
         }
+        self._gpus = {node: gpus for node, gpus in self._gpus.items() if gpus}
+        self.nodes = [node for node in self.group.nodes if node in self._gpus or node in self._gone]
+        """Those with a rank, or that are gone."""
+        counts = [len(self._gpus.get(node, ())) for node in self.nodes]
+        self._first = dict(zip(self.nodes, accumulate(counts, initial=0), strict=False))
+        self._ranks = sum(counts)
+        self._room = min((self.joined[node].room for node in self._gpus), default=0)
 
     @property
     def is_possible(self) -> bool:
         return not self._gone
 
-    def _first(self, node: str) -> int:
-        before = self.group.nodes[: self.group.nodes.index(node)]
-        return sum(len(self._gpus.get(other, ())) for other in before)
-
     def asked(self, asked: Round, node: str) -> dict[str, Json]:
-        room = min(self.joined[other].room for other in self.group.nodes)
         return {
             "gpus": self._gpus[node],
-            "first": self._first(node),
-            "ranks": sum(map(len, self._gpus.values())),
+            "first": self._first[node],
+            "ranks": self._ranks,
             "settings": {**asked.settings, **self.group.settings},
             "operations": asked.operations,
-            "sizes": [size for size in asked.sizes if size <= room],
+            "sizes": [size for size in asked.sizes if size <= self._room],
             "kinds": asked.kinds,
             "speeds": asked.speeds,
             "deadline_s": asked.deadline_s,
@@ -258,16 +264,14 @@ class _Running:
 
     def waits_for(self, lost: Mapping[str, str]) -> list[str]:
         return [
-            node
-            for node in self.group.nodes
-            if self.is_possible and node not in self.told and node not in lost
+            node for node in self.nodes if self.is_possible and node not in self.told and node not in lost
         ]
 
     def is_running(self, lost: Mapping[str, str]) -> bool:
         return bool(self.waits_for(lost))
 
     def results(self, lost: Mapping[str, str]) -> Iterator[RankResult]:
-        for node in self.group.nodes:
+        for node in self.nodes:
             if node in self.told:
                 yield from self.told[node]
                 continue
@@ -275,7 +279,7 @@ class _Running:
             if not why:
                 why = f"not run: {', '.join(self._gone)} is gone" if self._gone else "no answer"
             for place, gpu in enumerate(self._gpus.get(node, (0,))):
-                yield RankResult(node, self._first(node) + place, gpu, Ending.SILENT, failure=why)
+                yield RankResult(node, self._first[node] + place, gpu, Ending.SILENT, failure=why)
 
 
 def addresses(nodes: Sequence[str], named: str) -> list[str]:

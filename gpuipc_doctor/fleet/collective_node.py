@@ -34,7 +34,7 @@ _REMOTE_ERROR = 6  # ncclRemoteError
 _ENDINGS = {RoleEnding.COMPLETED: Ending.DONE, RoleEnding.HUNG: Ending.HUNG, RoleEnding.STOPPED: Ending.HUNG}
 _OWN = re.compile(r"NCCL INFO Bootstrap ?: Using \[?\d*\]?[\w.-]+:([\w.:]+)<\d+>")
 """``Bootstrap: Using eno1:10.0.0.1<0>``: NCCL, src/bootstrap.cc."""
-_REFUSED = re.compile(r"[Cc]onnect(?:ion)? to (?:peer )?([\w.:]+)<(\d+)>[^\n]*")
+_REFUSED = re.compile(r"[Cc]onnect(?:ion)? to (?:peer )?([\w.:%-]+)<(\d+)>")
 """``socketStartConnect: Connect to 10.0.0.2<41000> failed : No route to host``: NCCL, src/misc/socket.cc."""
 _NETWORK = re.compile(r"NCCL INFO NET/(\w+) : Using (.+)")
 _PLACE = re.compile(r"\[\d+\]")
@@ -204,7 +204,7 @@ def _result(role: RoleOutcome, log: str, node: str, rank: int, gpu: int, why_ove
     told, ending = role.records, _ENDINGS.get(role.ending, Ending.FAILED)
     if role.fault and role.fault.code == _REMOTE_ERROR and role.fault.call.startswith("nccl"):
         ending = Ending.LOST
-    refused = _REFUSED.search(log) if ending is not Ending.DONE else None
+    refused = _REFUSED.findall(log) if ending is not Ending.DONE else []
     own = _OWN.search(log)
     failure = ""
     if ending in (Ending.FAILED, Ending.LOST):
@@ -218,7 +218,7 @@ def _result(role: RoleOutcome, log: str, node: str, rank: int, gpu: int, why_ove
         ending,
         "" if ending is Ending.DONE else role.step or role.operation or across.START,
         failure,
-        (own[1], f"{refused[1]}:{refused[2]}") if own and refused else None,
+        (own[1], ":".join(refused[-1])) if own and refused else None,
         told.get("start_s"),
         told.get("first_s"),
         told.get("cases", 0),

@@ -38,7 +38,7 @@ class Joined:
     clock_s: float = 0.0
     """The node's clock minus the head's."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What `collective_facts.gather()` returned on the node: name → value, for the head to compare."""
+    """The node's inventory: name → value, for the head to compare."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from gpuipc_doctor.histories import process_operations as processes
 from gpuipc_doctor.histories import shared_operations as shared
 from gpuipc_doctor.histories.memory_operation import MemoryOperation
 from gpuipc_doctor.histories.memory_state import GRANULE
+from gpuipc_doctor.vendors import SHARED_EVENTS
 
 _ALL: tuple[type[MemoryOperation], ...] = (
     *(buffers.Allocate, buffers.Export, buffers.Open, buffers.Close, buffers.Free, buffers.FreeOpen),
@@ -70,9 +71,13 @@ def harmful(harms: Iterable[str]) -> frozenset[str]:
     return frozenset(do for do, operation in TYPES.items() if operation.harms and operation.harms in harms)
 
 
-def unavailable(capabilities: Container[str]) -> frozenset[str]:
-    """Operations to omit because they need a capability that the device lacks."""
-    return without_families(family for family in FAMILIES if family not in capabilities)
+EVENTS = frozenset(do for do in TYPES if do.endswith("-event")) | {"copy-and-record"}
+
+
+def unavailable(capabilities: Container[str], lacks: Container[str] = ()) -> frozenset[str]:
+    """Operations to omit because they need a capability that the device, or its vendor's API, lacks."""
+    events = EVENTS if SHARED_EVENTS in lacks else frozenset()
+    return events | without_families(family for family in FAMILIES if family not in capabilities)
 
 
 def without_families(lacking: Iterable[str]) -> frozenset[str]:

@@ -19,7 +19,7 @@ SCHEMA = "gpuipc-doctor/job/2"
 """Format of the document, which ``job.schema.json`` describes. Its number grows with any change to the
 fields."""
 
-_DRIVER_LIBRARY = re.compile(r"/lib(cuda|amdhip64|hsa-runtime64)\.so")
+_DRIVER_LIBRARY = re.compile(r"/lib(cuda|amdhip64|hsa-runtime64|ze_intel_gpu)\.so")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

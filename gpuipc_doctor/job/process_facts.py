@@ -23,11 +23,15 @@ from gpuipc_doctor.job.waits import (
 )
 from gpuipc_doctor.stacks.thread import UNREAD, Stack, Thread
 
-_DRIVER = re.compile(r"[(\[](libcuda\.so|libamdhip64\.so|libhsa-runtime64\.so)")
-_DRIVER_WAITS = frozenset({"kfd_wait_on_events", "amdgpu_cs_wait_ioctl", "dma_fence_default_wait"})
+_DRIVER = re.compile(r"[(\[](libcuda\.so|libamdhip64\.so|libhsa-runtime64\.so|libze_intel_gpu\.so)")
+_DRIVER_WAITS = frozenset({"kfd_wait_on_events", "amdgpu_cs_wait_ioctl", "dma_fence_default_wait"}) | {
+    "xe_wait_user_fence_ioctl",
+    "i915_gem_wait_ioctl",
+}
 """Kernel functions in which a thread sleeps until the GPU has done its work, whatever the thread's stack
 shows (Linux, drivers/gpu/drm/amd/amdkfd/kfd_events.c, drivers/gpu/drm/amd/amdgpu/amdgpu_cs.c,
-drivers/dma-buf/dma-fence.c).
+drivers/dma-buf/dma-fence.c, drivers/gpu/drm/xe/xe_wait_user_fence.c,
+drivers/gpu/drm/i915/gem/i915_gem_wait.c).
 """
 _SYSTEM = re.compile(r"[(\[](libc\.|libc-|libpthread|linux-vdso|ld-)|\[vdso\]")
 """Pattern for the system libraries that a driver calls while it polls, to read the time or to yield."""

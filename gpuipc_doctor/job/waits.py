@@ -133,7 +133,7 @@ _MPI_LIBRARY = re.compile(r"libmpi[\w.+-]*\.so|libmpich\.so|libmpi_\w+\.so")
 
 _LIBRARY = re.compile(
     r"[(\[](libmpi|libpmpi|lib(open-)?(pal|rte)|libpmix|libuc[pstm]|libfabric|libpsm|libibverbs|libcuda|libcudart"
-    r"|libamdhip|libhsa|libc\.|libc-|libpthread|ld-|linux-vdso|MPI\.)"
+    r"|libamdhip|libhsa|libze_|libccl\.|libc\.|libc-|libpthread|ld-|linux-vdso|MPI\.)"
 )
 """Pattern for frames in MPI, its transports, GPU drivers or system libraries."""
 
@@ -146,11 +146,19 @@ _OF_PROGRAM = re.compile(
 _DEVICE = re.compile(
     r"^(cu(da)?|hip)(Ctx|Device|Stream|Event)?(Synchronize|WaitEvent)(_v2|_ptsz|_spt)?$"
     r"|^(cu|cuda|hip)Mem(cpy|set)\w*$"
+    r"|^ze(CommandQueue|Device|(CommandList|Event|Fence)Host)Synchronize$"
     r"|^(ncclCommFinalize|ncclCommDestroy)$"
-    r"|^torch\.cuda\.synchronize$"
+    r"|^torch\.(cuda|xpu)\.synchronize$"
 )
-"""Functions that return only when the GPU has finished, according to the manuals of CUDA and HIP; PyTorch's
-``torch.cuda``."""
+"""Functions that return only when the GPU has finished, according to the manuals of CUDA, HIP and Level Zero;
+PyTorch's ``torch.cuda`` and ``torch.xpu``."""
+
+_ONECCL = re.compile(
+    r"^(?:_ZN3ccl(?:2v1)?\d+|ccl::(?:v1::)?)"
+    r"(allgatherv?|allreduce|alltoallv?|barrier|broadcast|reduce_scatter|reduce|recv|send|event(?=4wait|::wait))"
+)
+"""Functions of oneCCL, also as the linker names them, that wait for other ranks (oneCCL specification)."""
+_OF_ONECCL = {"recv": Kind.RECEIVES, "send": Kind.SENDS, "event": Kind.PROGRESSES}
 
 _INTERPRETER = re.compile(r"\((lib)?python[\w.]*\)$|^_?Py|^\[(lib)?python")
 
@@ -176,6 +184,9 @@ def first_call(stack: Iterable[str]) -> Call | None:
             return kind, f"MPI_{name[0].upper()}{name[1:]}"
         if _DEVICE.match(function):
             return Kind.DEVICE, function
+        if oneccl := _ONECCL.match(function):
+            wait = "::wait" if oneccl[1] == "event" else ""
+            return _OF_ONECCL.get(oneccl[1], Kind.COLLECTIVE), f"ccl::{oneccl[1]}{wait}"
         if _MPI_LIBRARY.search(file or frame):
             inside = UNNAMED
             is_local |= name.startswith("File_")

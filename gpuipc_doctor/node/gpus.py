@@ -232,14 +232,13 @@ _INTEGRATED = "0000:00:02.0"
 """Address of the GPU that is part of an Intel processor (QEMU, docs/igd-assign.txt)."""
 
 
-def of_intel(root: str) -> list[str]:
-    """Intel's GPUs on the PCI bus that are no part of a processor, as ``8086:0bd5``; no check tests them."""
-    return [_id(device) for device in _intel(Path(root)) if device.name != _INTEGRATED]
+EXPERIMENTAL = frozenset(backend for backend, vendor in SUPPORTED.items() if vendor.experimental)
 
 
 def not_asked(root: str) -> frozenset[str]:
-    """Backends that were never run on a GPU and are asked only where the node has one."""
-    return frozenset() if of_intel(root) else frozenset({INTEL.backend})
+    """The experimental backends, unless the node has such a GPU that is no part of a processor."""
+    has_intel = any(device.name != _INTEGRATED for device in _intel(Path(root)))
+    return frozenset() if has_intel else EXPERIMENTAL
 
 
 def _intel(root: Path) -> list[Path]:

@@ -33,7 +33,7 @@ from gpuipc_doctor.probe_types import RoleOutcome
 from gpuipc_doctor.report import acceptance, exits, first_aid, merged_results, p2p, sentences
 from gpuipc_doctor.report.merged_results import Paragraph, by_check, culprits
 from gpuipc_doctor.report_types import Report, Result
-from gpuipc_doctor.vendors import VENDORS
+from gpuipc_doctor.vendors import VENDORS, untried
 
 # Maximum items shown; the JSON report has all.
 FRAMES = 6
@@ -57,6 +57,7 @@ _FACTS = {
     "cuda-driver": "CUDA {}",
     "rocm": "ROCm {}",
     "hip-runtime": "HIP {}",
+    "ze-driver": "Level Zero driver {}",
     "gpu-model": "the kernel lists {}",
 }
 """Facts in the header, with their format; `gpuipc-doctor inventory` shows all."""
@@ -139,7 +140,8 @@ def nagios(report: Report, *, width: int = 80) -> str:
     are replaced.
     """
     state, counts = exits.nagios_state(report), merged_results.totals(report)
-    simulated = "SIMULATED " if report.simulated else ""
+    untested = untried(device.backend for device in report.devices)
+    simulated = f"{untested}; " * bool(untested) + "SIMULATED " * bool(report.simulated)
     first = sanitise(f"GPUIPC {state.name} - {simulated}{_reason(report, counts)}")
     figures = [*(f"{s.value.lower()}={counts[s]}" for s in Status), f"time={report.elapsed_s:.1f}s"]
     first, page = (text.replace("|", "¦") for text in (first, screen(report, width=width, exit_code=state)))
@@ -174,6 +176,8 @@ def blocks(report: Report, exit_code: int, news: Sequence[Block] = (), full: boo
 
 
 def _simulated(report: Report) -> Iterator[Block]:
+    if untested := untried(device.backend for device in report.devices):
+        yield Notice(untested, "WARN")
     if report.simulated:
         yield Notice(f"SIMULATED (profile {report.simulated}): no real GPU was tested", "WARN")
 

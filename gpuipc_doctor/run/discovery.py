@@ -14,8 +14,8 @@ from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.equal_gpus import Traits, off_bus
 from gpuipc_doctor.files.node_files import is_off_bus
 from gpuipc_doctor.model import Device, Fact, Finding, Node, Tier
-from gpuipc_doctor.node import inventory
-from gpuipc_doctor.node.gpus import JobGpus, of_intel
+from gpuipc_doctor.node import gpus, inventory
+from gpuipc_doctor.node.gpus import JobGpus
 from gpuipc_doctor.probe_types import ProbeOutcome
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.report_types import CheckInfo
@@ -77,7 +77,6 @@ class Discovery:
     def _find_node_gpus(self) -> Found:
         backends = self.planner.request.backends
         devices, facts, unlisted, traits = self._ask_drivers(backends, self._plan_inventory())
-        self._tell(*site_expectations.of_other_gpus(self._list_intel(devices)))
         site = self._settle_config(gpus_of(devices, self.node.root, unlisted, os.environ))
         expected = site.node.gpus
         if len(backends) > 1:
@@ -227,12 +226,9 @@ class Discovery:
         if self.job is not None:
             return self.job.backends  # the node's other GPUs are meant to be hidden
         # One vendor's driver is enough: the other's absence needs no report.
-        asked_all = self.planner.request.backend == "auto" and (devices or self._list_intel(devices))
-        here = {device.backend for device in devices}
-        return set(self.planner.request.backends) - here if asked_all else ()
-
-    def _list_intel(self, devices: Collection[Device]) -> list[str]:
-        return [] if devices else of_intel(self.node.root)
+        request = self.planner.request
+        here = {device.backend for device in devices} or {*request.backends} & gpus.EXPERIMENTAL
+        return {*request.backends} - here if request.backend == "auto" and here else ()
 
 
 def _pairs_without_access(devices: Collection[Device]) -> set[tuple[str, str]]:

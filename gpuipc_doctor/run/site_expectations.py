@@ -183,16 +183,6 @@ def of_types(types: Sequence[NodeType], node: NodeGpus, environment: Mapping[str
     )
 
 
-def of_other_gpus(intel: Sequence[str]) -> Iterator[Finding]:
-    """The SKIP if the node's GPUs are from an unsupported vendor."""
-    if intel:
-        yield Finding.skip(
-            "not-supported",
-            "{gpus} found: no check tests them (experimental: known issues and inventory, never run on one)",
-            gpus=[f"{count} × Intel GPU ({id_})" for id_, count in Counter(intel).items()],
-        )
-
-
 def check_backend_gpus(
     backend: str, expected: ExpectedGpus, devices: Sequence[Device], environment: Mapping[str, str]
 ) -> Iterator[Finding]:

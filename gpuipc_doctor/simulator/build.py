@@ -61,7 +61,7 @@ FACES = (
         SUPPORTED["hip"].library,
         ("libamdhip64.so.6", "libamdhip64.so.7", "libhiprtc.so"),
     ),
-    SimulatedLibrary("ze.c", PREFIXES["ze"], LEVEL_ZERO_DRIVER, ()),
+    SimulatedLibrary("ze.c", PREFIXES["ze"], f"levelzero/{LEVEL_ZERO_DRIVER}", ()),
     SimulatedLibrary("nvml.c", "nvml", "libnvidia-ml.so.1", ("libnvidia-ml.so",)),
 )
 
@@ -335,6 +335,7 @@ def _compile(compiler: list[str], directory: Path) -> None:
             for name, source in _PRELOADED.items()
         ]
         (directory / "collectives").mkdir()
+        (directory / "levelzero").mkdir()  # apart, for nodes with Intel's GPUs only
         alone += [
             [*compiler, *FLAGS, *define, "-shared", "-o", directory / COLLECTIVES[name], SOURCES / "nccl.c"]
             for name, define in (("nccl", ()), ("rccl", ("-DRCCL",)))
@@ -346,7 +347,7 @@ def _compile(compiler: list[str], directory: Path) -> None:
                 *FLAGS,
                 *include,
                 "-shared",
-                f"-Wl,-soname,{face.soname}",
+                f"-Wl,-soname,{Path(face.soname).name}",
                 "-o",
                 directory / face.soname,
                 core,

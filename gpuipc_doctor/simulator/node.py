@@ -41,7 +41,7 @@ def prepare(profile: str, state_dir: Path) -> Node:
     memory. Raises `BadFile` if the profile cannot be used and `SimulatorUnavailable` if the drivers cannot be
     built.
     """
-    from gpuipc_doctor.simulator.build import COLLECTIVES, MPI_FAULTS, build
+    from gpuipc_doctor.simulator.build import COLLECTIVES, LEVEL_ZERO_DRIVER, MPI_FAULTS, build
 
     described = load(profile)
     libraries = build()
@@ -96,6 +96,7 @@ def prepare(profile: str, state_dir: Path) -> Node:
             **lent,
             **({} if (has_ze or "I_MPI_OFFLOAD_MODE" in os.environ) else _THE_NODES_OWN),
             "LD_LIBRARY_PATH": ":".join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH")))),
+            "ZE_ENABLE_ALT_DRIVERS": str(libraries / "levelzero" / (LEVEL_ZERO_DRIVER if has_ze else "none")),
             "GPUIPC_SIM_NODE": str(node_file),
             "GPUIPC_SIM_STATE": str(state),
             "ROCM_PATH": str(rocm),
@@ -173,8 +174,8 @@ def driver_versions(versions: Mapping[str, str]) -> dict[str, str | int]:
         major, minor, patch = _parts(versions["hip-runtime"], 3)
         numbers["hip-runtime"] = numbers["hip-driver"] = 10_000_000 * major + 100_000 * minor + patch
     if "intel-compute-runtime" in versions:
-        major, minor = _parts(versions["intel-compute-runtime"], 2)
-        numbers["ze-driver"] = 100 * major + minor
+        major, minor, build = _parts(versions["intel-compute-runtime"], 3)
+        numbers |= {"ze-driver": 100 * major + minor, "ze-build": build}
     return numbers
 
 

@@ -55,4 +55,41 @@ def test_what_level_zero_lacks_is_skipped_with_the_reason(doctor: Command, tmp_p
     found = checked(doctor, *LACKING, "--simulate", node(tmp_path))
     for check in LACKING:
         assert [finding["status"] for finding in found[check]] == ["SKIP"], check
-        assert "Level Zero has no such calls" in found[check][0]["summary"]
+        assert "this tool calls none of Level Zero" in found[check][0]["summary"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "key", "mentions"),
+    [
+        ("call: init, do: hang", "driver-init", "hung", "zeInit #1"),
+        ("call: ipc-get, do: collide", "ipc-handles", "other-memory", "opened the wrong memory"),
+        ("call: ipc-open, nth: 2, do: hang", "ipc-handles", "hung", "zeMemOpenIpcHandle #2"),
+        (
+            "call: ipc-open, nth: 2, do: error, error: UNKNOWN",
+            "ipc-handles",
+            "returned-error",
+            "zeMemOpenIpcHandle #2 (open segment 1, 1000 B) returned ZE_RESULT_ERROR_UNKNOWN",
+        ),
+        (
+            "call: ipc-close, do: end-another",
+            "ipc-handles",
+            "returned-error",
+            "zeCommandListAppendMemoryCopy",
+        ),
+        ("call: ipc-open, nth: 2, do: corrupt-byte", "ipc-concurrent", "wrong-data", "wrong data"),
+        ("call: ipc-open, when: overlap, do: stale", "ipc-stale", "stale", "after its address was reused"),
+        ("call: ipc-open, do: leak, bytes: 2 MiB", "ipc-release", "grows", "grows by 2 MiB with each open"),
+        ("call: ipc-open, do: leak-descriptor", "ipc-release", "descriptors-left", "open descriptors grow"),
+        ("call: exit, do: keep", "ipc-release", "not-returned", "was not released after the importer"),
+        ("call: ipc-open, do: lose-writes", "ipc-peer", "writes-lost", "reached the exporter"),
+        ("call: ipc-open, do: leak, bytes: 2 MiB", "ipc-histories", "leak", "increases used device memory"),
+    ],
+)
+def test_each_check_that_applies_finds_its_fault(
+    doctor: Command, tmp_path: Path, fault: str, check: str, key: str, mentions: str
+) -> None:
+    simulated = node(tmp_path, count=1 + (check == "ipc-peer"), faults=f"[{{{fault}}}]")
+    asked = (check, "--deadline", "3", "--simulate", simulated)
+    bad = [finding for finding in checked(doctor, *asked)[check] if finding["status"] == "FAIL"]
+    said = [(finding["key"], finding["summary"]) for finding in bad]
+    assert any(found == key and mentions in summary for found, summary in said), said

@@ -307,3 +307,28 @@ def test_vmm_memory_through_the_host_warns_and_plain_memory_does_not(doctor: Com
     told = evidence(found["VMM memory"])
     assert "set here: UCX_RNDV_FRAG_MEM_TYPES=host" in told
     assert [line for line in told if line.startswith("Tried UCX_RNDV_FRAG_MEM_TYPES=host,cuda: helps, ")]
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({}, ["large messages between the GPUs: cuda_ipc"]),
+        pytest.param({"UCX_PROTO_ENABLE": "n"}, [], marks=pytest.mark.full),  # UCX then does not say
+    ],
+    ids=["told", "unknown"],
+)
+def test_first_messages_say_what_carried_them_if_ucx_does(
+    doctor: Command, setting: dict[str, str], told: list[str]
+) -> None:
+    library = str(Path(os.environ["GPUIPC_TEST_MPI"], "openmpi", LIBRARIES["openmpi"]))
+    ended = doctor(
+        *("check", "mpi-first-touch", "--simulate", "healthy-cuda", "--mpi-lib", library),
+        *("--config", SMALL_SHARE, "--json"),
+        env={**os.environ, **cuda_ucx(), **UCX_SETTINGS["openmpi"], **setting},
+    )
+    (finding,) = [
+        result["finding"]
+        for result in json.loads(ended.stdout)["results"]
+        if result["check"] == "mpi-first-touch"
+    ]
+    assert [line for line in evidence(finding) if line.startswith("large ")] == told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -188,12 +189,11 @@ def test_intel_gpus_are_reported_and_no_other_driver_is_required(doctor: Command
     ended = doctor("check", "driver-init", "--simulate", tmp_path / "aurora.yaml", "--json")
     assert ended.returncode == 3
     [finding] = results(ended, "driver-init")
-    assert (finding["status"], finding["summary"], finding["remedy"]) == (
-        "SKIP",
-        "2 × Intel GPU (8086:0bd5) found: no check tests them (experimental: known issues and "
-        "inventory, never run on one)",
-        "",
+    assert finding["status"] == "SKIP"  # without Level Zero's loader, or without a driver for it
+    assert re.match(
+        r"cannot load the driver library: libze_loader|zeInit .* finds no driver", finding["summary"]
     )
+    assert finding["remedy"].startswith(("install ", "unset "))
     with_nvidia = AURORA.replace("devices: []", "extends: healthy-single")
     (tmp_path / "aurora.yaml").write_text(with_nvidia)
     ended = doctor("check", "driver-init", "--simulate", tmp_path / "aurora.yaml", "--json")

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +87,85 @@ def test_collectives_over_ssh(sshd: list[str], tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
     assert ended.returncode == 0, ended
     assert [rank["node"] for rank in together(tmp_path / "out")] == ["n1", "n1", "n2", "n2"]
+
+
+@pytest.fixture
+def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Networks]:
+    """Two nodes, each in a network of its own, which a stand-in for ssh enters."""
+    wrapper = tmp_path / "ssh"
+    wrapper.write_text(
+        '#!/bin/sh\nwhile [ "$1" != -- ]; do FLEET_NODE=$1; shift; done\nshift\n'
+        'export FLEET_NODE\nexec sh -c "$*"\n'
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with Networks(["n1", "n2"]) as made:
+        yield made
+
+
+def run(tmp_path: Path, networks: Networks) -> subprocess.CompletedProcess[str]:
+    reach = ["--via", "ssh", "-w", "n[1-2]", "--tool", tool(tmp_path, networks)]
+    command = collectives(tmp_path / "out", *reach, "--address", networks.address)
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def meet(tmp_path: Path, networks: Networks, code: int) -> tuple[list[dict[str, Any]], str]:
+    """The ranks of both nodes together, and the screen."""
+    reach = [
+        "--via",
+        "ssh",
+        "-w",
+        "n[1-2]",
+        "--tool",
+        tool(tmp_path, networks),
+        "--address",
+        networks.address,
+    ]
+    command = collectives(tmp_path / "out", *reach)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    assert ended.returncode == code, ended
+    return together(tmp_path / "out"), ended.stdout
+
+
+def test_connection_that_fails_is_told_with_both_ends(tmp_path: Path, networks: Networks) -> None:
+    networks.run("n2", f"ip route add unreachable {networks.of['n1']}/32")
+    ranks, screen = meet(tmp_path, networks, 12)
+    failed = [rank for rank in ranks if rank["node"] == "n2"]
+    assert {rank["ending"] for rank in failed} == {"failed"}
+    for rank in failed:
+        own, other = rank["ends"]
+        assert own == networks.of["n2"]
+        assert other.partition(":")[0] == networks.of["n1"]
+    assert {rank["ending"] for rank in ranks if rank["node"] == "n1"} == {"hung"}
+    assert "No route to host" in screen
+
+
+def test_head_without_a_route_is_told_with_the_address_that_was_tried(
+    tmp_path: Path, networks: Networks
+) -> None:
+    networks.run("n2", f"ip route add unreachable {networks.address}/32")
+    ended = run(tmp_path, networks)
+    assert ended.returncode == 11, ended
+    assert "n2: gpuipc-doctor: the head of this run cannot be reached; tried: " in ended.stdout
+    assert f"{networks.address}:" in ended.stdout
+    assert "No route to host" in ended.stdout
+
+
+def test_slow_link_is_measured(tmp_path: Path, networks: Networks) -> None:
+    fast = _seconds(meet(tmp_path, networks, 0)[0])
+    networks.run("n2", "tc qdisc add dev eth0 root tbf rate 20mbit burst 32kbit latency 400ms")
+    assert _seconds(meet(tmp_path, networks, 0)[0]) > 3 * fast
+
+
+def test_lost_packets_slow_it_down_and_change_nothing(tmp_path: Path, networks: Networks) -> None:
+    lose = "iptables -A INPUT -i eth0 -m statistic --mode random --probability 0.05 -j DROP"
+    try:
+        networks.run("n2", lose)
+    except subprocess.CalledProcessError:
+        pytest.skip("needs iptables with the match statistic")
+    assert {rank["wrong_cases"] for rank in meet(tmp_path, networks, 0)[0]} == {0}
+
+
+def _seconds(ranks: list[dict[str, Any]]) -> float:
+    """Of the largest all-reduce, on the slowest rank."""
+    return max(rank["speeds"][-1]["seconds"] for rank in ranks)

@@ -50,7 +50,9 @@ def test_vendors_are_named_in_their_records_backends_and_the_simulator_only() ->
 def test_each_vendor_has_a_backend_a_face_and_a_column_of_each_table() -> None:
     for backend, vendor in SUPPORTED.items():
         assert (ROOT / "gpuipc_doctor/worker/backends" / f"{backend}.py").exists()
-        loaded = build.LEVEL_ZERO_DRIVER if vendor.experimental else vendor.library  # by the real loader
+        loaded = (
+            f"levelzero/{build.LEVEL_ZERO_DRIVER}" if vendor.experimental else vendor.library
+        )  # by the real loader
         assert [face.soname for face in build.FACES if face.source == f"{backend}.c"] == [loaded]
     assert list(vocabulary.PREFIXES) == list(SUPPORTED)
 

@@ -31,8 +31,8 @@ int sim_dmabuf_export(int *out, uint64_t address, size_t bytes, int type, uint64
     enum { DMA_BUF_FD = 1, PAGE = 4096 };
     struct block *block = find_block(address);
     const struct allocation *allocation = block ? find_allocation(block, address, bytes) : NULL;
-    if (face.backend == HIP && hip_release() < 700)
-        return face.unsupported; /* the runtime has no such function */
+    if (face.backend == HIP ? hip_release() < 700 : node()->cuda_driver < 11070)
+        return face.unsupported; /* the driver has no such function */
     if (!out || type != DMA_BUF_FD || flags || !bytes || bytes % PAGE || address % PAGE || !allocation ||
         !block->serial || block->kind == IMPORTED || block->kind == IMPORTED_FROM_POOL)
         return INVALID_VALUE;

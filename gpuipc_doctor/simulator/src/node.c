@@ -128,6 +128,8 @@ static void read_version(const char *key, const char *value, void *record)
         the_node.hip_runtime = (int)number(key, value);
     else if (IS("ze-driver"))
         the_node.ze_driver = (int)number(key, value);
+    else if (IS("ze-build"))
+        the_node.ze_build = (int)number(key, value);
     else if (IS("hip-driver"))
         the_node.hip_driver = (int)number(key, value);
     else

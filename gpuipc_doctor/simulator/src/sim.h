@@ -178,7 +178,7 @@ struct node {
     char profile[128];
     char nvidia_driver[64];
     int cuda_driver, hip_runtime, hip_driver;
-    int ze_driver; /* 100 * major + minor of compute-runtime */
+    int ze_driver, ze_build; /* 100 * major + minor of compute-runtime, and its third number */
     int devices, faults;
     struct device device[MAX_DEVICES];
     bool peer[MAX_DEVICES][MAX_DEVICES]; /* [a][b]: a reaches the memory of b */

@@ -172,7 +172,7 @@ static int ze_driver_properties(void *handle, struct ze_driver_properties *out)
 {
     (void)handle;
     memset(out->uuid, 7, sizeof out->uuid);
-    out->version = 1 << 24 | (unsigned)node()->ze_driver; /* as compute-runtime's: 1.3.<build> */
+    out->version = 1 << 24 | 3 << 16 | (unsigned)node()->ze_build; /* as compute-runtime's: 1.3.33578 */
     return SUCCESS;
 }
 

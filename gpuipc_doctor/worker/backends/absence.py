@@ -37,6 +37,8 @@ class Cause:
 
     meaning: str
     remedy: str
+    is_absence: bool = False
+    """Whether the driver is not installed, rather than broken."""
 
 
 Look = Callable[[Tree], Cause | None]
@@ -68,7 +70,8 @@ class Absence:
 
     def node_has_gpu(self) -> bool:
         """Whether the node has a GPU of this vendor: its kernel driver is loaded, or the PCI bus has one."""
-        return all((self.root / mark).exists() for mark in self.vendor.kernel_marks) or self.on_bus() > 0
+        marks = [(self.root / mark).exists() for mark in self.vendor.kernel_marks]
+        return (bool(marks) and all(marks)) or self.on_bus() > 0
 
     def on_bus(self) -> int:
         """Number of this vendor's GPUs on the PCI bus, without those that virtual machines were given."""
@@ -116,7 +119,7 @@ class Absence:
             return self._unavailable(reason, remedy)
         if cause := self.causes.withheld_by(os.environ):
             return self._unavailable(f"{reason}; {cause.meaning}", cause.remedy)
-        return self._unavailable(reason, self.vendor.library_remedy)
+        return self._unavailable(reason, self.vendor.library_remedy, is_absence=self.vendor.experimental)
 
     def _loader_remedy(self, said: str) -> str:
         """What to do about a library that exists and cannot be loaded, in the words of glibc's loader
@@ -147,7 +150,7 @@ class Absence:
             self._denied_device_files(),
         )
         if cause := next(filter(None, causes), None):
-            return self._unavailable(f"{fault}: {cause.meaning}", cause.remedy)
+            return self._unavailable(f"{fault}: {cause.meaning}", cause.remedy, is_absence=cause.is_absence)
         if fault.code in self.causes.no_device_codes:
             return self._no_device(fault)
         return self._unavailable(str(fault), "check dmesg for driver messages")
@@ -243,5 +246,6 @@ class Absence:
             )
         return f"join the group of the file: usermod -aG {group} USER, then log in again"
 
-    def _unavailable(self, reason: str, remedy: str) -> BackendUnavailable:
-        return BackendUnavailable(reason, remedy, broken=self.node_has_gpu(), off_bus=self.off_bus())
+    def _unavailable(self, reason: str, remedy: str, *, is_absence: bool = False) -> BackendUnavailable:
+        broken = self.node_has_gpu() and not is_absence
+        return BackendUnavailable(reason, remedy, broken=broken, off_bus=self.off_bus())

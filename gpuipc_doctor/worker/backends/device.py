@@ -16,6 +16,7 @@ from gpuipc_doctor.api.driver_errors import (
 )
 from gpuipc_doctor.api.gpu import Gpu, Memory, PhysicalMemory, StreamKind
 from gpuipc_doctor.model import Device, Json
+from gpuipc_doctor.vendors import SHARED_EVENTS
 from gpuipc_doctor.worker.backends import rules, unexportable, vmm
 from gpuipc_doctor.worker.backends.buffers import DriverBuffer, DriverMapping, allocation_of
 from gpuipc_doctor.worker.backends.contexts import DeviceContexts, DriverContext
@@ -89,7 +90,7 @@ class DriverGpu:
 
     @property
     def shares_events(self) -> bool:
-        return self.driver.shares_events
+        return SHARED_EVENTS not in self.device.vendor.lacks
 
     def load_kernels(self) -> DriverKernels:
         return DriverKernels(self.contexts)

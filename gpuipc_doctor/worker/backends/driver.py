@@ -75,9 +75,6 @@ class Driver(ABC):
     plain_memory_is_coherent: ClassVar[bool]
     """Whether kernels of several processes may use any device memory at the same time."""
 
-    shares_events: ClassVar[bool] = True
-    """Whether events can be shared with other processes by handle."""
-
     no_extra: ClassVar[object]
     """The last argument of a launch of a kernel: no further options."""
 

@@ -45,7 +45,7 @@ def _no_driver(_node: Tree) -> Cause | None:
             remedy = "install Intel's driver (Debian: libze-intel-gpu1; Intel: intel-level-zero-gpu)"
             if named:
                 remedy = "unset ZE_ENABLE_ALT_DRIVERS, or let it name a library that exists"
-            return Cause(f"the loader finds no driver: {error}", remedy)
+            return Cause(f"the loader finds no driver: {error}", remedy, is_absence=True)
     return None
 
 
@@ -74,7 +74,6 @@ class LevelZeroDriver(Driver):
     names = {}  # noqa: RUF012  # the binding's structures are in levelzero.functions
     attribute = unknown_attribute = ""
     not_ready = 1
-    shares_events = False
     unexportable = {"managed": "", "pinned-host": ""}  # noqa: RUF012
     calls = {  # noqa: RUF012
         "init": "zeInit",
@@ -148,6 +147,7 @@ class LevelZeroDriver(Driver):
             "device-memory": self._total,
             "primary-retain": self._retain,
             "primary-reset": self._reset,
+            "context-destroy": self._reset,
             "context-set": self._set,
             "mem-alloc": lambda nbytes: self._allocate("mem-alloc", _DEVICE, nbytes, 0, self._here[0]),
             "managed-alloc": lambda nbytes, _: self._allocate(
@@ -299,6 +299,8 @@ class LevelZeroDriver(Driver):
             self._context = self._raw("context-create", self._drivers[0], ctypes.byref(wanted))
         return device
 
+    create_context = _retain
+
     def _set(self, device: int) -> None:
         self._here = device, 0
         if device not in self._lists:
@@ -394,7 +396,7 @@ class LevelZeroDriver(Driver):
     def load_kernels(self, device: int) -> Any:
         raise KernelsUnavailable("Level Zero takes kernels as SPIR-V, which this tool does not have")
 
-    create_context = address_of = ask_for_handles = _lacking
+    address_of = ask_for_handles = _lacking
     export_descriptor = import_descriptor = export_fabric = export_pointer = _lacking
     pool_attribute = set_pool_attribute = _lacking
 

@@ -76,6 +76,16 @@ def test_mpi_function_of_c_and_fortran_names(symbol: str, function: str) -> None
         (("PMPI_Initialized (libmpi.so.12)", "PMPI_Finalize (libmpi.so.12)"), Kind.ENDS, "MPI_Finalize"),
         (("cuCtxSynchronize (libcuda.so.1)", "main (app)"), Kind.DEVICE, "cuCtxSynchronize"),
         (("hipStreamSynchronize (libamdhip64.so.6)",), Kind.DEVICE, "hipStreamSynchronize"),
+        (("zeEventHostSynchronize (libze_intel_gpu.so.1)",), Kind.DEVICE, "zeEventHostSynchronize"),
+        (("zeCommandListHostSynchronize (libze_loader.so.1)",), Kind.DEVICE, "zeCommandListHostSynchronize"),
+        (("zeMemGetIpcHandle (libze_loader.so.1)", "a (a.out)"), Kind.COMPUTES, "a"),
+        (
+            ("fi_cq_read (libccl.so.1)", "_ZN3ccl2v19allreduceEPKv (libccl.so.1)"),
+            Kind.COLLECTIVE,
+            "ccl::allreduce",
+        ),
+        (("poll (libccl.so.1)", "ccl::v1::event::wait() (libccl.so.1)"), Kind.PROGRESSES, "ccl::event::wait"),
+        (("x (libccl.so.1)", "_ZN3ccl2v14recvEPv (libccl.so.1)"), Kind.RECEIVES, "ccl::recv"),
         (COMPUTING, Kind.COMPUTES, "kernel (app)"),
     ],
 )

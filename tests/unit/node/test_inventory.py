@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuipc_doctor.model import Effect, Fact, Setting
 from gpuipc_doctor.node import inventory
-from gpuipc_doctor.node.gpus import of_intel
+from gpuipc_doctor.node.gpus import not_asked
 from gpuipc_doctor.node.inventory_content import page, page_of_changes
 from gpuipc_doctor.node.survey_plan import LOOKED_FOR, LOOKED_FOR_FOREIGN
 from gpuipc_doctor.simulator import software
@@ -406,14 +406,14 @@ def test_intel_npu_and_other_vendors_gpus_are_no_intel_gpus(tmp_path: Path) -> N
     for device in (NPU, H200, MI300):
         plant_device(tmp_path, *device)
     assert rows(tmp_path, "intel-gpus") == [(None, f"no display controller of Intel in {BUS}")]
-    assert of_intel(str(tmp_path)) == []
+    assert not_asked(str(tmp_path)) == {"ze"}
 
 
 def test_gpu_in_the_processor_is_no_gpu_to_test(tmp_path: Path) -> None:
     plant_device(tmp_path, *IN_PROCESSOR)
-    assert of_intel(str(tmp_path)) == []
+    assert not_asked(str(tmp_path)) == {"ze"}
     plant_device(tmp_path, *ARC)
-    assert of_intel(str(tmp_path)) == ["8086:e20b"]
+    assert not_asked(str(tmp_path)) == frozenset()
 
 
 def test_render_nodes_that_this_user_may_not_open_are_counted(
