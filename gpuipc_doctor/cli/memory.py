@@ -17,7 +17,7 @@ from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.stdio import can_redraw
 from gpuipc_doctor.files import writing
 from gpuipc_doctor.model import Exit, Node, Status
-from gpuipc_doctor.node import memory_content, memory_watching
+from gpuipc_doctor.node import gpus, memory_content, memory_watching
 from gpuipc_doctor.node.memory_content import Growth
 from gpuipc_doctor.node.memory_usage import GpuUsers, History, Sample
 from gpuipc_doctor.present.terminal import table
@@ -55,11 +55,10 @@ def command(
 ) -> None:
     """Show how much memory of each GPU is in use, and by which processes.
 
-    Reads NVML for NVIDIA GPUs, and the kernel for AMD GPUs. No context is created, so no device memory is
-    used. Also lists processes with device files open but without memory on a GPU, and files of CUDA, NCCL,
-    vLLM, PyTorch and UCX in /dev/shm that no process has open. Nothing is removed. GPUs are numbered in PCI
-    order. With --watch, growth is per minute over the last 30 samples; "level" means that no growth is
-    distinguishable.
+    Reads NVML for NVIDIA GPUs, else the kernel. No context is created, so no device memory is used. Also
+    lists processes with device files open but without memory on a GPU, and files of CUDA, NCCL, vLLM, PyTorch
+    and UCX in /dev/shm that no process has open. Nothing is removed. GPUs are numbered in PCI order. With
+    --watch, growth is per minute over the last 30 samples; "level" means that no growth is distinguishable.
     """
     if not watch and (interval or log_file):
         raise click.UsageError("--interval and --log need --watch", ctx)
@@ -69,7 +68,7 @@ def command(
     backends = Request(backend=backend).backends
     seconds = (interval or DEFAULT_INTERVAL_S) if watch else 0.0
     with options.node(simulate) as node, _log(log_file) as file, _screen(node, watch) as show:
-        history, samples = History(), list[Sample]()
+        history, samples, heading = History(), list[Sample](), _heading(node)
         names = {"host": node_name.below(node.root), "simulated": node.simulated}
 
         def listen(sample: Sample) -> None:
@@ -87,7 +86,7 @@ def command(
         if as_json:
             click.echo(memory_content.dumps(sample, history.growth, users=end.users, **names))
         else:
-            _once(sample, history.growth, end.users, node)
+            _once(sample, history.growth, end.users, heading)
     if not as_json:
         click.echo("".join(f"{line}\n" for line in memory_content.beside(end.users)), nl=False)
     if end.trouble:
@@ -109,7 +108,8 @@ def _log(path: Path | None) -> AbstractContextManager[IO[str] | None]:
 
 
 def _heading(node: Node) -> str:
-    return f"SIMULATED (profile {node.simulated}): no real GPU was read" if node.simulated else ""
+    simulated = f"SIMULATED (profile {node.simulated}): no real GPU was read" if node.simulated else ""
+    return "\n".join(filter(None, (gpus.untried_here(node.root), simulated)))
 
 
 @contextmanager
@@ -125,8 +125,8 @@ def _screen(node: Node, watch: bool) -> Iterator[Show]:
     yield _lines
 
 
-def _once(sample: Sample, growth: Growth, users: GpuUsers | None, node: Node) -> None:
-    if heading := _heading(node):
+def _once(sample: Sample, growth: Growth, users: GpuUsers | None, heading: str) -> None:
+    if heading:
         click.echo(heading)
     columns = len(memory_content.HEADERS) - 1  # one sample shows no growth
     rows = [row[:columns] for row in memory_content.rows(sample, growth, users)]

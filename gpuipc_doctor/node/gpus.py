@@ -20,7 +20,7 @@ from gpuipc_doctor.api.capabilities import CAPABILITIES
 from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, kernel_driver, matching, quietly, shown
 from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Device, Fact
-from gpuipc_doctor.vendors import AMD, INTEL, NVIDIA, SUPPORTED, Choice, SupportedVendor
+from gpuipc_doctor.vendors import AMD, INTEL, NVIDIA, SUPPORTED, Choice, SupportedVendor, untried
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +237,17 @@ EXPERIMENTAL = frozenset(backend for backend, vendor in SUPPORTED.items() if ven
 
 def not_asked(root: str) -> frozenset[str]:
     """The experimental backends, unless the node has such a GPU that is no part of a processor."""
-    has_intel = any(device.name != _INTEGRATED for device in _intel(Path(root)))
-    return frozenset() if has_intel else EXPERIMENTAL
+    return frozenset() if intel_gpus_of(Path(root)) else EXPERIMENTAL
+
+
+def untried_here(root: str) -> str:
+    """What screens say if the node has GPUs whose backend was never run on one; empty for others."""
+    return untried(EXPERIMENTAL - not_asked(root))
+
+
+def intel_gpus_of(root: Path) -> list[Path]:
+    """Directories of Intel's GPUs on the PCI bus that are no part of a processor."""
+    return [device for device in _intel(root) if device.name != _INTEGRATED]
 
 
 def _intel(root: Path) -> list[Path]:

@@ -11,13 +11,12 @@ from pathlib import Path
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.node.memory_usage import GpuUse, GpuUsers, Key, Sample
 from gpuipc_doctor.present.text import sanitise
+from gpuipc_doctor.vendors import SUPPORTED
 
 Growth = Callable[[Key], float | None]
 
 SCHEMA = Path(__file__).with_name("sample.schema.json")
 FORMAT = 2
-
-NO_FIGURES = "(not counted by NVML)"
 
 HEADERS = ("GPU", "what", "used", "of", "growth a minute")
 
@@ -57,7 +56,8 @@ def rows(sample: Sample, growth: Growth, users: GpuUsers | None = None) -> Itera
             what = sanitise(", ".join(words))
             yield "", what, _known(process.used), "", change(growth((gpu.label, process.pid)))
         if gpu.used is None:
-            yield "", NO_FIGURES, "", "", ""
+            vendor = SUPPORTED[gpu.label.partition(":")[0]]
+            yield "", f"(not counted by {'NVML' if vendor.manages else 'the kernel'})", "", "", ""
         elif gpu.processes is not None:
             yield "", "(no process)", _known(_of_no_process(gpu)), "", ""
 

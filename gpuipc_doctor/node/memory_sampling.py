@@ -11,10 +11,11 @@ from typing import Any, Protocol
 from gpuipc_doctor.api import DriverError, Worker
 from gpuipc_doctor.api.gpu import Arm
 from gpuipc_doctor.node import gpu_users
+from gpuipc_doctor.node.memory_fdinfo import IntelDrm
 from gpuipc_doctor.node.memory_sysfs import Amdgpu
 from gpuipc_doctor.node.memory_usage import GpuUse, ProcessUse, Sample
 from gpuipc_doctor.supervise.tree import name_of
-from gpuipc_doctor.vendors import AMD, NVIDIA
+from gpuipc_doctor.vendors import AMD, INTEL, NVIDIA
 from gpuipc_doctor.worker.nvml import DRIVER_NOT_LOADED, NOT_SUPPORTED, Nvml
 
 
@@ -129,4 +130,7 @@ def _sources(w: Worker) -> tuple[list[Source], list[str]]:
             sources.append(amd)
         else:
             absent.append(f"AMD: {known[0].trouble if known else 'no such GPU on the PCI bus'}")
+    intel = IntelDrm(w, Path(w.params["root"]), INTEL)
+    if INTEL.backend in w.params["backends"] and intel.read():
+        sources.append(intel)
     return sources, absent

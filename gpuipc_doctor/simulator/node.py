@@ -204,6 +204,9 @@ def claimed_files(profile: Profile) -> dict[str, str]:
         if device.backend == "hip":
             files[f"/sys/bus/pci/devices/{device.pci}/product_name"] = f"{device.name}\n"
             files[f"/sys/bus/pci/devices/{device.pci}/ras/umc_err_count"] = "ue: 0\nce: 0\n"
+        if device.backend == "ze":
+            files[f"/sys/bus/pci/devices/{device.pci}/device"] = "0x0bd5\n"
+            files[f"/sys/bus/pci/devices/{device.pci}/uevent"] = "DRIVER=xe\n"
         if device.backend == "cuda":
             files[f"/proc/driver/nvidia/gpus/{device.pci}/information"] = _nvidia_information(device)
     if any(device.imex for device in profile.devices):

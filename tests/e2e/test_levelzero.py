@@ -29,9 +29,9 @@ APPLY = ("driver-init", "ipc-handles", "ipc-stale", "ipc-concurrent", "ipc-relea
 LACKING = ("ipc-reopen", "ipc-pool", "ipc-vmm", "ipc-vmm-release", "ipc-fabric", "driver-pool-release")
 
 
-def node(directory: Path, driver: str = LEGACY, count: int = 1, faults: str = "[]") -> str:
+def node(directory: Path, driver: str = LEGACY, count: int = 1, faults: str = "[]", more: str = "") -> str:
     file = directory / "node.yaml"
-    file.write_text(NODE.format(count=count, driver=driver) + f"faults: {faults}\n")
+    file.write_text(NODE.format(count=count, driver=driver) + f"faults: {faults}\n{more}")
     return str(file)
 
 
@@ -93,3 +93,35 @@ def test_each_check_that_applies_finds_its_fault(
     bad = [finding for finding in checked(doctor, *asked)[check] if finding["status"] == "FAIL"]
     said = [(finding["key"], finding["summary"]) for finding in bad]
     assert any(found == key and mentions in summary for found, summary in said), said
+
+
+FDINFO = """
+  /proc/4242/fd/{fd}: /dev/dri/renderD128
+  /proc/4242/fdinfo/{fd}: "drm-driver: {driver}\\ndrm-client-id: {client}\\ndrm-pdev: {pci}\\n{memory}\\n"
+"""
+XE, I915 = "drm-total-vram0:\\t8 MiB\\ndrm-resident-vram0:\\t3072 KiB", "drm-total-local0:\\t4096"
+
+
+def test_memory_by_process_is_what_xe_and_i915_tell_of_open_files(doctor: Command, tmp_path: Path) -> None:
+    first, second = "0000:11:00.0", "0000:19:00.0"
+    files = [
+        FDINFO.format(fd=7, driver="xe", client=12, pci=first, memory=XE),
+        FDINFO.format(fd=8, driver="xe", client=12, pci=first, memory=XE),  # the same client
+        FDINFO.format(fd=9, driver="xe", client=13, pci=first, memory=XE),
+        FDINFO.format(fd=10, driver="i915", client=12, pci=second, memory=I915),
+        FDINFO.format(fd=11, driver="nouveau", client=1, pci="0000:01:00.0", memory=XE),
+        FDINFO.format(fd=12, driver="xe", client=14, pci=first, memory="nonsense"),
+    ]
+    simulated = node(tmp_path, count=2, more="files:" + "".join(files))
+    shown = doctor("memory", "--simulate", simulated, env=ENV)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("EXPERIMENTAL: never run on an Intel GPU\n")
+    lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
+    assert lines[4:10] == [
+        "ze:0 Intel GPU 0bd5 (xe) unknown unknown",
+        "4242, it has ended 6 MiB",
+        "(not counted by the kernel)",
+        "ze:1 Intel GPU 0bd5 (xe) unknown unknown",
+        "4242, it has ended 4 KiB",
+        "(not counted by the kernel)",
+    ], shown.stdout
