@@ -117,6 +117,7 @@ def command(
             rate=min(way.rate, SSH_PER_S),
             given=given,
             names="--called",
+            at_interruption=head.close,
         )
         work = threading.Thread(target=_run, args=(head, found, reach, largest), daemon=True)
         work.start()

@@ -160,6 +160,8 @@ class LaunchOptions:
     """The tool to send; ``command`` then starts with its arguments."""
     given: Path | None = None
     """A file that every command reads as its standard input; none with a shipped tool."""
+    at_interruption: Callable[[], None] = lambda: None
+    """Called at once, before the running commands are ended."""
     names: str = ""
     """An option that tells the command over ssh how its node is called here; Slurm tells it itself."""
 
@@ -188,7 +190,8 @@ class LaunchOptions:
         return shlex.join([*timed, *self._on_node(target)])
 
     def _on_node(self, target: Target) -> list[str]:
-        called = [self.names, target.node] if self.names and self.via is Via.SSH else []
+        is_known = self.names and self.via is Via.SSH and target.node  # not through gateways
+        called = [self.names, target.node] if is_known else []
         command = [*self.command, *called, *target.arguments]
         if not self.shipped:
             return command
@@ -224,7 +227,7 @@ class Listener(Protocol):
 def ask(targets: Sequence[Target], way: LaunchOptions, listener: Listener) -> None:
     """Run all targets, one at a time on each node; returns when no more answers can come. Ctrl-C is raised
     after ending the running commands, which srun and ssh end on the nodes."""
-    run_interruptibly(_ask_all(targets, way, listener))
+    run_interruptibly(_ask_all(targets, way, listener), way.at_interruption)
 
 
 T = TypeVar("T")
@@ -252,7 +255,7 @@ async def start(
         _Starts.number -= 1
 
 
-def run_interruptibly(work: Coroutine[Any, Any, T]) -> T:
+def run_interruptibly(work: Coroutine[Any, Any, T], tell: Callable[[], None] = lambda: None) -> T:
     """Run a coroutine as asyncio.run does, but wait at most `CANCELLING_S` for the tasks that it leaves.
 
     Except while a command starts (`start`), an interruption is raised anywhere in the loop, also where that
@@ -263,6 +266,7 @@ def run_interruptibly(work: Coroutine[Any, Any, T]) -> T:
     interrupted = asyncio.Event()
 
     def interrupt() -> None:
+        tell()
         if not _Starts.number or loop.is_closed():
             raise KeyboardInterrupt
         loop.call_soon_threadsafe(interrupted.set)

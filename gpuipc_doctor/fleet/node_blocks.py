@@ -105,7 +105,7 @@ def ask(nodes: Sequence[str], way: LaunchOptions, listener: Listener, *, apart: 
     The nodes in ``apart`` get separate commands, since they would delay a block. Ctrl-C is raised after
     ending the running commands, which srun and salloc end on the nodes.
     """
-    run_interruptibly(_Asking(way, listener).all(nodes, apart))
+    run_interruptibly(_Asking(way, listener).all(nodes, apart), way.at_interruption)
 
 
 @dataclass

@@ -64,7 +64,7 @@ def ask(nodes: Sequence[str], way: LaunchOptions, listener: Listener) -> None:
     told = _Answers(listener)
     names = NodeSet.fromlist(list(nodes))
     worker = task.shell(
-        way.line(Target("", "%h")),
+        way.line(Target("", "")),
         nodes=names,
         handler=told,
         timeout=way.deadline_s,

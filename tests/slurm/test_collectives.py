@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from tests.networks import Networks
 from tests.slurm.cluster import Cluster
 from tests.slurm.test_fleet import DOCTOR
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.cuda]
 
@@ -28,7 +31,7 @@ case $node in
     *) enter= ;;
 esac
 export NCCL_HOSTID=$node
-exec $enter {python} -m gpuipc_doctor "$@" --simulate $profile
+exec $enter {python} -m gpuipc_doctor "$@" --simulate $profile --called $node
 """
 
 
@@ -87,6 +90,49 @@ def test_collectives_over_ssh(sshd: list[str], tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
     assert ended.returncode == 0, ended
     assert [rank["node"] for rank in together(tmp_path / "out")] == ["n1", "n1", "n2", "n2"]
+
+
+def test_collectives_over_ssh_through_a_gateway(sshd: list[str], tmp_path: Path) -> None:
+    """ClusterShell's tree: the secret goes through the gateway's standard input."""
+    here = socket.gethostname().partition(".")[0]
+    (tmp_path / "topology.conf").write_text(f"[routes]\n{here}: gateway\ngateway: n[1-2]\n")
+    gateway, used = tmp_path / "python3", tmp_path / "used"
+    gateway.write_text(f'#!/bin/sh\ntouch {used}\nexport PATH={tmp_path}:$PATH\nexec {sys.executable} "$@"\n')
+    gateway.chmod(0o755)
+    options = [word for option in sshd for word in ("--launch-option", option)]
+    options += ["--via", "ssh", "-w", "n[1-2]", "--tool", tool(tmp_path)]
+    environment = {**os.environ, "CLUSTERSHELL_CFGDIR": str(tmp_path)}
+    environment["CLUSTERSHELL_GW_PYTHON_EXECUTABLE"] = str(gateway)
+    command = collectives(tmp_path / "out", *options)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert ended.returncode == 0, ended
+    assert used.exists()
+    assert len(together(tmp_path / "out")) == 4
+
+
+def test_job_is_made_for_the_nodes_and_ends_with_ctrl_c(
+    slurm: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = slurm(nodes=2)
+    hang = {"n2": "{call: all-gather, do: hang, rank: 2}"}
+    path = tool(cluster.directory, faults=hang)
+    command = collectives(tmp_path / "out", "--tool", path, "-w", "n[1-2]")
+    running = subprocess.Popen(
+        cluster._inside(tuple(command)),
+        env=cluster.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until("the nodes have come", lambda: "fleet take-part" in " ".join(cluster.processes()), 60)
+    time.sleep(10)  # then they hang together
+    [pid] = cluster.ask("pgrep", "-f", "gpuipc_doctor fleet collectives").split()
+    cluster.run("kill", "-INT", pid)
+    shown, _ = running.communicate(timeout=100)
+    assert running.returncode == 130
+    assert "each node alone: n2: passed" in shown
+    assert "all together" not in shown
+    cluster.rest()
 
 
 @pytest.fixture
