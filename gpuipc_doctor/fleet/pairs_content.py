@@ -81,7 +81,7 @@ def as_text(wanted: Sequence[str], found: Blame, told: Rounds, left: str) -> str
     lines += [f"{what}: {which}" for what, which in verdict.items()] or ["all pairs pass"]
     for (one, other), report in list(told.failed.items())[:SHOWN_PAIRS]:
         worst = next(r.finding for r in report.results if r.finding.status is Status.FAIL)
-        lines.append(f"{one} - {other}: {sentences.headline(worst)}")
+        lines.append(f"{one} - {other}: {sentences.summary(worst)}")
     lines += [
         f"{one} - {other}: no answer: {why}" for (one, other), why in list(told.silent.items())[:SHOWN_PAIRS]
     ]

@@ -141,7 +141,7 @@ def _pair(a: Device, b: Device, results: Sequence[Result], way: str) -> Pair:
         copies,
         kernels,
         False if has_atomics else True if kernels is Answer.RIGHT else None,
-        sentences.headline(bad[0].finding) if bad and verdict is not Answer.RIGHT else "",
+        sentences.summary(bad[0].finding) if bad and verdict is not Answer.RIGHT else "",
         tuple(dict.fromkeys(each.key for each in bad)),
     )
 

@@ -141,6 +141,20 @@ def test_picture_shows_the_screen_of_its_page(picture: pictures.Picture, theme: 
     assert re.findall(r"https?:[^\"]*", svg) == ["http://www.w3.org/2000/svg"]  # nothing is fetched
 
 
+def test_every_picture_has_both_colours_and_says_what_it_shows() -> None:
+    blocks = [
+        (page, block)
+        for page in PAGES
+        for block in re.findall(r"<picture>.*?</picture>", page.read_text(), re.DOTALL)
+    ]
+    assert len(blocks) >= 4
+    for page, block in blocks:
+        named = re.search(r'srcset="(\S+)-dark.svg">\n.* src="(\S+)-light.svg" .*alt="([^"]{40,})"', block)
+        assert named, block
+        assert named[1] == named[2]
+        assert all((page.parent / f"{named[1]}-{theme}.svg").exists() for theme in pictures.THEMES)
+
+
 @pytest.mark.parametrize(
     ("page", "meanings"),
     [
