@@ -59,6 +59,11 @@ def tell_carriers(w: Worker, tries: list[Json]) -> None:
     carried = {**other["carried"], "message": last["carried"]["message"]}
     if w.role == CLIENT and last["us"]:
         record_carriers(w, carried, size, last["us"] / 1e6)
+    if why_not := w.fabric.why_not_apart():
+        w.record(apart={"ended": "not tried", "said": why_not})
+        return
+    with w.step(f"{size} B, in PID namespaces of their own"):
+        w.record(apart=w.fabric.ping_pong(w.params["program"], route, [size], ROUNDS, None, apart=True))
 
 
 def all_at_once(w: Worker, route: str) -> list[Json]:
@@ -123,6 +128,20 @@ def latencies(tries: list[Json]) -> Iterator[Evidence]:
     for timing in timed(tries):
         says = "{route}, {size} B: {latency:us}"
         yield Evidence.measured(says, route=timing["route"], size=timing["size"], latency=timing["us"] / 1e6)
+
+
+def apart(told: Json) -> Iterator[Evidence]:
+    """What carried the largest message between programs with a PID namespace each."""
+    if not told:
+        return
+    by, speed = told.get("carried", {}).get("message"), LARGE / told["us"] / 1e3 if told.get("us") else None
+    if told["ended"] != "right":
+        says = "in PID namespaces of their own: {ended} ({said})"
+        yield Evidence.seen(says, ended=told["ended"], said=told["said"])
+    elif speed:
+        says = "in PID namespaces of their own, as in containers: {by}, {speed} GB/s"
+        unsaid = "UCX names several transports or none"
+        yield Evidence.measured(says, by=by[1] if by else unsaid, speed=float(f"{speed:.3g}"))
 
 
 def chosen(tries: list[Json], stated: Json) -> Iterator[str]:

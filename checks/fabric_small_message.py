@@ -11,6 +11,8 @@ Of device memory on two GPUs, the transport is reported that UCX chose for the l
 for gets (``UCX_PROTO_INFO``, UCX 1.14 and newer). It is a WARN if messages go through sockets or the host's
 memory although the driver grants peer access: an engine then runs a hundred times slower without an error
 (vLLM's issue 52607: 0.5 instead of 49 GB/s). Puts and gets are not judged: UCX 1.22 emulates gets on CUDA.
+Where `unshare` may, the largest message is also sent between programs with a PID namespace each, as between
+two containers; what carries it is reported and not judged.
 
 If the site config sets ``fabric``, that fabric's provider is used. With ``--nodes 2``, messages are also sent
 between two nodes.
@@ -46,6 +48,7 @@ from ._fabric_small_message_tries import (
     ALL,
     CLIENT,
     SERVER,
+    apart,
     chosen,
     exchange,
     latencies,
@@ -174,6 +177,7 @@ class FabricSmallMessage(Check):
                 *latencies(right),
                 *chosen(right, done.params["stated"]),
                 *carriers(done.records[CLIENT]),
+                *apart(done.records[CLIENT].get("apart")),
                 *(f"{other} was not found ({COME_FROM[other]})" for other in done.params["missing"]),
                 measured=measured(program, right),
                 count=len(done.params["sizes"]),

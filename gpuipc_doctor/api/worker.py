@@ -118,14 +118,20 @@ class Fabric(Protocol):
         rounds: int,
         stated: str | None,
         operations: Sequence[str] = ("message",),
+        *,
+        apart: bool = False,
     ) -> dict[str, Json]:
         """Send messages to the other role's process of ``program`` and back; both roles call it. Only UCX's
         program takes several ``sizes``, and the ``operations`` ``put`` and ``get``.
 
+        ``apart``: each program in a PID namespace of its own, if nothing speaks against it (`why_not_apart`).
         ``route`` is a libfabric provider, or the kind of memory that UCX sends from. Returns the result of
         `worker.message_pair.judge`; its key ``chosen`` has the variables that make UCX use the ``stated``
         fabric, and ``carried`` what carried the largest size: see `worker.ucx_protocols.carried`.
         """
+
+    def why_not_apart(self) -> str:
+        """Why this process may not give a program a PID namespace; empty if it may."""
 
     def carried(self, nbytes: int, backend: str) -> Mapping[str, Json]:
         """The same, from what UCX printed in this process since the last call (``UCX_PROTO_INFO=y``)."""

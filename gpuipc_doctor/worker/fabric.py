@@ -27,6 +27,9 @@ from gpuipc_doctor.node.fabric_programs import environment
 from gpuipc_doctor.vendors import SUPPORTED
 from gpuipc_doctor.worker import cxi_healthcheck, fabric_interfaces, message_pair, ucx_protocols, verbs
 
+APART = ["timeout", "--kill-after=1", "15", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+"""Runs a program in a PID namespace of its own with its own /proc, as in a container, for 15 s at most."""
+
 Told = dict[str, Json]
 Armed = Callable[[str], AbstractContextManager[None]]
 
@@ -116,6 +119,8 @@ class Fabric:
         rounds: int,
         stated: str | None,
         operations: Sequence[str] = ("message",),
+        *,
+        apart: bool = False,
     ) -> dict[str, Json]:
         chosen = {
             name: value
@@ -127,7 +132,7 @@ class Fabric:
             batch.flush()
             count = len(sizes) * len(operations)
             what = sizes[0] if count == 1 else f"/dev/fd/{batch.fileno()}"
-            command = message_pair.command(program, route, what, rounds)
+            command = [*(APART if apart else ()), *message_pair.command(program, route, what, rounds)]
             judge = partial(_told, rounds=rounds, sizes=count, nbytes=max(sizes))
             ours, theirs = self._end(command, chosen, judge, (batch.fileno(),))
         self._other().send(ours)
@@ -137,6 +142,14 @@ class Fabric:
         told.pop("protocols", None)
         ipc = SUPPORTED[route].mpi.ucx_ipc if route in SUPPORTED else ""
         return {**told, "chosen": chosen, "carried": ucx_protocols.carried(found, ipc) if ipc else {}}
+
+    def why_not_apart(self) -> str:
+        with self._armed("unshare"):
+            try:
+                tried = subprocess.run([*APART, "true"], capture_output=True, text=True, check=False)
+            except OSError as error:
+                return str(error.strerror)
+        return tried.stderr.strip() or f"exit code {tried.returncode}" if tried.returncode else ""
 
     def carried(self, nbytes: int, backend: str) -> dict[str, Json]:
         """See `ucx_protocols.carried`; from what UCX printed in this process since the last call."""
@@ -159,7 +172,8 @@ class Fabric:
         self, command: Sequence[str], env: Mapping[str, str], told: Callable[..., Told], fds: Sequence[int]
     ) -> tuple[Told, Told | None]:
         """The result of this end's program, and the other end's result if it arrived first."""
-        program, serves, port = command[0], self._place == 0, 0
+        apart = list(command[: len(APART)]) == APART
+        program, serves, port = command[len(APART) if apart else 0], self._place == 0, 0
         judge = partial(told, has_result=message_pair.has_result(program, serves=serves))
         if serves:
             port = _free_port()
@@ -209,7 +223,8 @@ class Fabric:
     def _start(
         self, command: Sequence[str], output: IO[bytes], env: Mapping[str, str] = {}, fds: Sequence[int] = ()
     ) -> subprocess.Popen[bytes]:
-        environ = {**environment(command[0], os.environ), **self._visible, **env}
+        program = next(word for word in command if word not in APART)
+        environ = {**environment(program, os.environ), **self._visible, **env}
         return subprocess.Popen(
             command,
             env=environ,

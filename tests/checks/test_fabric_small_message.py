@@ -187,7 +187,11 @@ PEERS = tuple(replace(gpu, peers=frozenset({"cuda:0", "cuda:1"}) - {gpu.label}) 
 
 
 def carried(
-    how: str, by: str, devices: tuple[Device, ...] = PEERS, chosen: dict[str, str] | None = None
+    how: str,
+    by: str,
+    devices: tuple[Device, ...] = PEERS,
+    chosen: dict[str, str] | None = None,
+    apart: dict[str, Any] | None = None,
 ) -> Finding:
     params: dict[str, Any] = {
         "program": "/usr/bin/ucx_perftest",
@@ -200,6 +204,7 @@ def carried(
     told = {"message": [how, by], "put": ["peer", "cuda_ipc"]}
     client = {"tries": [one(4 << 20, route="cuda")], "node": "n1", "carried": told, "chosen": chosen or {}}
     client |= {"speed": 0.512, "copied": 41.26} if how == "host" else {"speed": 40.0}
+    client |= {"apart": apart} if apart else {}
     [finding] = conclude(
         "fabric-small-message", {"server": {"node": "n1"}, "client": client}, devices, "UCX", **params
     )
@@ -233,3 +238,23 @@ def test_transport_is_evidence_where_nothing_better_is_granted(
     assert finding.status is Status.PASS
     assert f"large messages between the GPUs: {by}" in sentences.evidence(finding)
     assert "large puts between the GPUs: cuda_ipc" in sentences.evidence(finding)
+
+
+@pytest.mark.parametrize(
+    ("apart", "said"),
+    [
+        ({"us": 8388.608, "carried": {"message": ["host", "tcp"]}}, ", as in containers: tcp, 0.5 GB/s"),
+        (
+            {"us": 8388.608, "carried": {}},
+            ", as in containers: UCX names several transports or none, 0.5 GB/s",
+        ),
+        ({"ended": "failed", "said": "exit code 124: "}, ": failed (exit code 124: )"),
+        ({"ended": "not tried", "said": "unshare: not permitted"}, ": not tried (unshare: not permitted)"),
+    ],
+)
+def test_transport_between_pid_namespaces_is_reported_and_not_judged(
+    apart: dict[str, Any], said: str
+) -> None:
+    finding = carried("peer", "cuda_ipc", apart={"ended": "right", **apart})
+    assert finding.status is Status.PASS
+    assert f"in PID namespaces of their own{said}" in sentences.evidence(finding)

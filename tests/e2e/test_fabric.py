@@ -256,7 +256,9 @@ def test_transport_of_device_memory_is_evidence_where_nothing_better_is_granted(
         monkeypatch.setenv(name, value)
     finding = between(tmp_path, node)
     assert finding.status is Status.PASS
-    assert f"large messages between the GPUs: {by}" in sentences.evidence(finding)
+    told = sentences.evidence(finding)
+    assert f"large messages between the GPUs: {by}" in told
+    assert [line for line in told if line.startswith("in PID namespaces of their own")]
 
 
 @pytest.mark.mpi
