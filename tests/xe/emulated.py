@@ -116,6 +116,7 @@ def _describe(run: Path, gpu: int) -> None:
     for link, target in links.items():
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(os.path.relpath(target, link.parent))
+    (run / "sys/module/xe").mkdir(parents=True, exist_ok=True)
     paths = run / "dev/dri/by-path"
     paths.mkdir(parents=True, exist_ok=True)
     (run / f"dev/dri/renderD{minor}").touch()

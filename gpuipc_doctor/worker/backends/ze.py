@@ -318,11 +318,13 @@ class LevelZeroDriver(Driver):
         return int(self._raw(operation, self._context, *passed))
 
     def _free(self, address: int) -> None:
-        if self._functions.has("zeMemPutIpcHandle"):
-            for handle in self._exported.handles(address):
-                self._raw("ipc-put", self._context, functions.Handle.from_buffer_copy(handle))
+        handles_of_it = self._exported.end(address)
+        has_put = self._functions.has("zeMemPutIpcHandle")
+        for handle in handles_of_it if has_put else ():
+            self._raw("ipc-put", self._context, functions.Handle.from_buffer_copy(handle))
         self._raw("mem-free", self._context, address)
-        self._exported.end(address)
+        if not has_put:
+            self._exported.close_rest(handles_of_it)
 
     def ordinal_of(self, address: int) -> int:
         properties = functions.AllocationProperties()

@@ -74,16 +74,19 @@ class Exported:
                 if known and struct.unpack("3i", peer)[1] == os.getuid():
                     descriptors.send(connection, number)
 
-    def handles(self, address: int) -> list[bytes]:
-        return list(self._files.get(address, ()))
+    def end(self, address: int) -> dict[bytes, tuple[int, int]]:
+        """Forget the handles of memory that is to be freed; returns them, with the files."""
+        return self._files.pop(address, {})
 
-    def end(self, address: int) -> None:
-        """Close the descriptors that the driver has left open when the memory was freed."""
-        for handle, file in self._files.pop(address, {}).items():
+    def close_rest(self, ended: dict[bytes, tuple[int, int]]) -> None:
+        """Close the descriptors of ended handles that the driver has left open, but none of a handle in use:
+        small buffers may lie in one allocation, which has one descriptor."""
+        in_use = set(map(number_in, chain(*self._files.values())))
+        for handle, file in ended.items():
             with suppress(OSError):
                 number = number_in(handle)
                 status = os.fstat(number)
-                if (status.st_dev, status.st_ino) == file:
+                if number not in in_use and (status.st_dev, status.st_ino) == file:
                     os.close(number)
 
 
