@@ -30,7 +30,6 @@ SETTINGS = {
     "ExperimentalForceCopyThroughLock": "1",  # copies by the processor: no command is executed
     "OverrideGpuAddressSpace": "47",  # addresses of the GPU that the processor can have, too
     "MakeEachAllocationResident": "1",  # and they are bound when it imports, not when a command needs them
-    "ExperimentalEnableDeviceAllocationCache": "0",  # freed memory is released at once
 }
 """Debug keys of compute-runtime (shared/source/debug_settings/debug_variables_base.inl)."""
 

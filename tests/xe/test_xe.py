@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT_S
 from tests.xe import emulated
 from tests.xe.emulated import REPOSITORY, ROOT, EmulatedNode
 
@@ -89,7 +91,7 @@ def test_importer_with_its_own_descriptor_opens_each_buffer_and_keeps_nothing(
     [
         pytest.param({}, id="pidfd"),
         pytest.param({"XE_EMULATOR_YAMA": ""}, id="sockets", marks=pytest.mark.full),
-        pytest.param({"ExperimentalEnableDeviceAllocationCache": "-1"}, id="reuse", marks=pytest.mark.full),
+        pytest.param({"ExperimentalEnableDeviceAllocationCache": "0"}, id="no-reuse", marks=pytest.mark.full),
     ],
 )
 def test_handle_as_it_is_leaks_a_descriptor_and_opens_a_freed_buffer(
@@ -109,3 +111,29 @@ def test_program_cannot_tell_without_a_driver(program: str, node: EmulatedNode) 
     done = node.run("env", "-u", "XE_EMULATOR", program)
     assert done.returncode == 2
     assert "cannot tell: zeInit returned 0x78000001" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("check", "found"),
+    [
+        ("ipc-concurrent", {"descriptors-left", "wrong-data"}),
+        pytest.param("ipc-release", {"descriptors-left", "not-returned"}, marks=pytest.mark.full),
+        pytest.param("ipc-stale", {"crashed"}, marks=pytest.mark.full),
+    ],
+)
+@pytest.mark.parametrize("opaque", [True, False], ids=["as-they-are", "own-descriptor"])
+def test_check_finds_the_leak_and_passes_with_own_descriptors(
+    node: EmulatedNode, check: str, found: set[str], opaque: bool
+) -> None:
+    """With that key the driver's handles need a descriptor, which the tool fetches."""
+    if opaque and not LEAKING.get(emulated.version()):
+        pytest.skip(f"libze-intel-gpu1 {emulated.version()} is not known to leak")
+    env = {} if opaque else {"EnablePidFdOrSocketsForIpc": "0"}
+    command = [sys.executable, "-m", "gpuipc_doctor", "check", check, "--backend", "ze", "--json"]
+    report = json.loads(node.run(*command, "--no-workarounds", limit_s=LIMIT_S, **env).stdout)
+    findings = [result["finding"] for result in report["results"] if result["check"] == check]
+    seen = {join["issue"] for join in report["joins"] if join["relation"] == "confirmed"}
+    assert {finding["key"] for finding in findings if finding["status"] != "PASS"} == (
+        found if opaque else set()
+    )
+    assert ("intel-ze-ipc-fd-leak" in seen) is ("descriptors-left" in found and opaque)
