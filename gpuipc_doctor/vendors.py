@@ -106,6 +106,8 @@ class MpiNames(NamedTuple):
     cray_module: str
     intel_mode: str = ""
     """The value of I_MPI_OFFLOAD_MODE; empty: Intel MPI does not support the vendor."""
+    intel_first: bool = False
+    """Whether Intel MPI, left to itself, takes this vendor's GPUs if it can load the library."""
     open_mpi_built: str = ""
     """Open MPI 4's variable for whether it was built for the vendor."""
     open_mpi_switch: str = ""
@@ -405,7 +407,8 @@ INTEL = SupportedVendor(
         ucx_ipc="ze_ipc",
         gtl="libmpi_gtl_ze.so",
         cray_module="craype-accel-intel-max",
-        intel_mode="",
+        intel_mode="level_zero",
+        intel_first=True,
     ),
     site="generic-slurm-intel",
     allocators={},

@@ -191,7 +191,9 @@ _INTEL_MPI = (
         "own",
         (
             Condition(
-                lambda facts: facts.variable("MPIR_CVAR_OFFLOAD_CUDA_LIBRARY") is not None,
+                lambda facts: (
+                    facts.variable(f"MPIR_CVAR_OFFLOAD_{facts.vendor.intel_mode.upper()}_LIBRARY") is not None
+                ),
                 "{mpi} does not support {gpu}",
                 "use Intel MPI 2021.13 or later",
                 "Intel MPI developer reference, GPU Support: up to 2021.10, Intel's GPUs only",
@@ -213,14 +215,22 @@ _INTEL_MPI = (
             ),
             Condition(
                 lambda facts: (
-                    facts.environment.get("I_MPI_OFFLOAD_MODE", "auto") != "auto" or not facts.level_zero
+                    facts.environment.get("I_MPI_OFFLOAD_MODE", "auto") != "auto"
+                    or facts.vendor.intel_first
+                    or not facts.level_zero
                 ),
                 "it chooses Level Zero, because {level_zero} can be loaded",
                 "set I_MPI_OFFLOAD_MODE={intel_mode}",
                 "2021.17 by trial, with Debian's libze1 and no driver of Intel's: MPI_Init fails in zeInit",
             ),
             Condition(
-                lambda facts: not facts.cannot_load,
+                lambda facts: bool(facts.level_zero) or not facts.vendor.intel_first,
+                "it cannot load Level Zero's loader",
+                "set I_MPI_OFFLOAD_LEVEL_ZERO_LIBRARY to the path of libze_loader.so.1",
+                "MPI_T of 2021.17, description of MPIR_CVAR_OFFLOAD_LEVEL_ZERO_LIBRARY",
+            ),
+            Condition(
+                lambda facts: facts.vendor.intel_first or not facts.cannot_load,
                 "{unloadable}, which MPI_Init loads, cannot be loaded: {reason}",
                 "set I_MPI_OFFLOAD_CUDA_LIBRARY to the path of libcuda.so.1",
                 "MPI_T of 2021.17, description of MPIR_CVAR_OFFLOAD_CUDA_LIBRARY: libcuda.so is the default",

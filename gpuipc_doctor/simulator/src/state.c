@@ -115,7 +115,7 @@ static int open_exports(int flags)
 {
     char path[4096];
     snprintf(path, sizeof path, "%s/exports", directory);
-    return open(path, O_RDWR | O_CREAT | O_NOFOLLOW | flags, 0600);
+    return open(path, O_CREAT | O_NOFOLLOW | flags, 0600);
 }
 
 /* Byte 0 is held while the file is made ready, so that a maker who dies leaves the work to the next. */
@@ -128,7 +128,7 @@ static int open_state(void)
         return ENOENT;
     }
     state_file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    exports_file = open_exports(O_CLOEXEC);
+    exports_file = open_exports(O_RDWR | O_CLOEXEC);
     if (state_file < 0 || exports_file < 0 || lock_byte(F_SETLKW, F_WRLCK, 0) < 0 ||
         ftruncate(state_file, sizeof(struct shared)) < 0) {
         fprintf(stderr, "simulated driver: %s: %s\n", path, strerror(errno));
@@ -625,7 +625,8 @@ int export_new(const struct shared_thing *what, bool close_on_exec)
     while (i < EXPORTS && shared->export[i].number)
         i++;
     uint64_t number = shared->last_export + 1;
-    int file = i < EXPORTS ? open_exports(close_on_exec ? O_CLOEXEC : 0) : -1;
+    /* Write only: nobody can map it and take what is there for memory (Intel MPI does, where the processor may). */
+    int file = i < EXPORTS ? open_exports(O_WRONLY | (close_on_exec ? O_CLOEXEC : 0)) : -1;
     if (file < 0)
         return -1;
     if (lseek(file, (off_t)number, SEEK_SET) < 0 || lock_export(file, F_OFD_SETLK, number) < 0) {
