@@ -6,14 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypedDict
 
-from gpuipc_doctor.fleet.changes import MEANINGS, Changes, CheckTransition, FactChange, SpeedChange
+from gpuipc_doctor.fleet.changes import (
+    MEANINGS,
+    Changes,
+    CheckTransition,
+    FactChange,
+    SpeedChange,
+)
 from gpuipc_doctor.fleet.fleet_content import outlier
 from gpuipc_doctor.fleet.fold import Outlier
 from gpuipc_doctor.fleet.summary import State
-from gpuipc_doctor.model import Status
+from gpuipc_doctor.model import Exit, Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
-from gpuipc_doctor.present.text import quantity, shorten
+from gpuipc_doctor.present.text import counted, quantity, shorten
 from gpuipc_doctor.report import json_documents
 from gpuipc_doctor.report.check_changes import ChangeKind
 from gpuipc_doctor.report.comparison_content import DESCRIBED, NOT_RUN, statuses, was
@@ -107,6 +113,7 @@ def _blocks(changes: Changes) -> Iterator[Block]:
     brief = changes.folder.brief
     if simulated := sorted({*changes.before.simulated, *changes.after.simulated}):
         yield Lines((f"SIMULATED: no real GPU was tested on {brief(simulated)}",))
+    yield _verdict(changes)
     yield _sides(changes)
     nodes = ((name, str(len(nodes)), brief(nodes)) for name, nodes in changes.nodes.items() if nodes)
     yield from table(("", "nodes", ""), nodes)
@@ -125,6 +132,39 @@ def _blocks(changes: Changes) -> Iterator[Block]:
     yield Lines(tuple(_drifts(changes)))
     yield from table(("figure", "before", "after", "", "median of"), map(_speed, changes.figures))
     yield Lines(tuple(f"Newly slow: {outlier(figure, 'nodes')}" for figure in changes.slow))
+
+
+_WORDS = {
+    Exit.OK: ("NOT WORSE", Status.PASS),
+    Exit.WARN: ("WORSE", Status.WARN),
+    Exit.FAIL: ("WORSE", Status.FAIL),
+    Exit.ERROR: ("CANNOT TELL", Status.ERROR),
+    Exit.NOTHING: ("CANNOT TELL", Status.ERROR),
+}
+
+
+def _verdict(changes: Changes) -> Entry:
+    """The first line: the verdict, its reason, and what else changed: the subject of a mail."""
+    word, status = _WORDS[changes.exit_code]
+    moves = [move for move in changes.turned(ChangeKind.WORSE) if move.after is Status.FAIL]
+    moves = moves or changes.turned(ChangeKind.WORSE) or changes.turned(ChangeKind.NO_LONGER_TESTED)
+    why = [
+        f"{_name(move)} is {move.after.value if move.after else 'no longer tested'} on "
+        f"{changes.folder.brief(move.nodes)}"
+        for move in moves[:2]
+    ]
+    if lost := [node for gone in changes.lost for node in gone.nodes]:
+        why.append(f"no report from {changes.folder.brief(lost)}")
+    why += [f"{pace.name} is slower" for pace in changes.figures[:1] if pace.is_slower]
+    changed = [f"{shift.name} changed on {counted(_changed(shift), 'node')}" for shift in changes.facts]
+    why += changed[:3] + [f"{len(changed) - 3} more facts changed"] * (len(changed) > 3)
+    compared = f"{counted(changes.both, 'node')} compared"
+    return Entry(f"{word}:", "; ".join([*why, compared]), look=status.value, gap=1)
+
+
+def _changed(shift: FactChange) -> int:
+    """Number of nodes on which the fact changed."""
+    return sum(len(row.nodes) for row in shift.changes if row.before != row.after)
 
 
 def _sides(changes: Changes) -> Table:
