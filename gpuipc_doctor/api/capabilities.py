@@ -35,7 +35,7 @@ def words_of_lack(vendor: SupportedVendor, lacking: Collection[str], mode: str =
     if absent := vendor.lacks.intersection(lacking):
         names = ", ".join(sorted(absent))
         if vendor.experimental:
-            return f"lacks {names} here: this tool calls none of {vendor.platform}"
+            return f"has no {names} that this tool tests through {vendor.platform}"
         return f"lacks {names}: {vendor.platform} has no such calls"
     if "multi-process" in lacking:
         mode = mode or "exclusive or prohibited (CU_DEVICE_ATTRIBUTE_COMPUTE_MODE is not 0)"

@@ -120,9 +120,9 @@ def _devices(listed: Iterable[ListedGpu]) -> tuple[Device, ...]:
 
 
 def of_node(root: str) -> tuple[ListedGpu, ...]:
-    """All GPUs of the node: NVIDIA's, then AMD's."""
+    """All GPUs of the node: NVIDIA's, then AMD's, then Intel's."""
     tree = Tree(Path(root))
-    return (*_nvidia(tree), *_amd(tree))
+    return (*_nvidia(tree), *_amd(tree), *_intel_listed(tree.root))
 
 
 def of_job(root: str, ids: str) -> JobGpus:
@@ -186,6 +186,14 @@ def _amd(tree: Tree) -> Iterator[ListedGpu]:
         name = shown(tree.line(f"/sys/bus/pci/devices/{pci}/product_name"))
         uuid = f"GPU-{serial:016x}" if serial else ""
         yield ListedGpu(AMD.backend, index, frozenset(numbers), uuid, pci, name)
+
+
+def _intel_listed(root: Path) -> Iterator[ListedGpu]:
+    """By number, as Level Zero numbers whole GPUs in PCI order; or by the number of the render node."""
+    for index, device in enumerate(intel_gpus_of(root)):
+        renders = (file.name.removeprefix("renderD") for file in matching(device, "drm/renderD*"))
+        numbers = {index, *map(int, filter(str.isdecimal, renders))}
+        yield ListedGpu(INTEL.backend, index, frozenset(numbers), "", device.name, _id(device))
 
 
 def entries_in_force(root: Path, vendor: SupportedVendor, value: str) -> tuple[list[str], str]:

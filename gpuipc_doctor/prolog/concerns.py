@@ -14,6 +14,7 @@ from gpuipc_doctor.report_types import Join, Relation, Report, Result
 from gpuipc_doctor.run.conclusions import IN_COMPANY
 from gpuipc_doctor.run.room import MEMORY_LOST
 from gpuipc_doctor.supervise.blame import NO_ROOM
+from gpuipc_doctor.vendors import untried
 
 _CAPABILITY_VERDICTS = ("not-supported", "incapable", "unfit")
 """Keys of SKIPs of what this kind of node cannot do, which is no fault."""
@@ -113,6 +114,8 @@ def passed(report: Report) -> str:
     where = fold_devices(device.label for device in report.devices if device.label not in late)
     if late:
         where += f" (no time for {fold_devices(sorted(late))})"
+    if untested := untried(device.backend for device in report.devices):
+        where += f" ({untested})"
     lacking = [result.finding for result in report.results if _lacks_capability(result)]
     if lacking and not any(r.devices and r.finding.status is Status.PASS for r in report.results):
         return f"SKIP on {where}: {sentences.summary(lacking[0], brief=True)}"
@@ -162,4 +165,6 @@ def _where(devices: Sequence[Device]) -> str:
     if not devices:
         return ""
     first, *others = devices
-    return f"on {first.label} {first.uuid}" + (f" and {len(others)} more" if others else "")
+    untested = untried(device.backend for device in devices)
+    aside = f" ({untested})" if untested else ""
+    return f"on {first.label} {first.uuid}{aside}" + (f" and {len(others)} more" if others else "")

@@ -20,7 +20,9 @@ from tests.unit.cli.test_pages import own_check
 NODES = Path(__file__).parent.parent / "sites"
 SHIPPED = {path.stem: path for path in Path(__file__).parent.parent.parent.glob("site-configs/*.yaml")}
 SYSTEMS = sorted(path.stem for path in NODES.glob("*.yaml") if path.stem in SHIPPED)
-GENERIC = ["generic", "generic-openmpi-ucx", "generic-pbs", "generic-slurm-amd", "generic-slurm-nvidia"]
+GENERIC = ["generic", "generic-openmpi-ucx", "generic-pbs"] + [
+    f"generic-slurm-{vendor}" for vendor in ("amd", "intel", "nvidia")
+]
 
 
 def on_systems(*always: str) -> pytest.MarkDecorator:
