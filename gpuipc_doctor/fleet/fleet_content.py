@@ -38,6 +38,7 @@ from gpuipc_doctor.present.blocks import (
 from gpuipc_doctor.present.text import counted, quantity, shorten
 from gpuipc_doctor.report import first_aid
 from gpuipc_doctor.report.acceptance import Verdict
+from gpuipc_doctor.vendors import VENDORS, untried
 
 T = TypeVar("T")
 
@@ -118,6 +119,11 @@ def verdict(fleet: Fleet) -> str:
 
 
 def _header(fleet: Fleet) -> Iterator[Block]:
+    names = {name for report in fleet.reports for name in report.devices}
+    if untested := untried(
+        vendor.backend for vendor in VENDORS if any(vendor.name in name for name in names)
+    ):
+        yield Notice(untested, "WARN")
     if simulated := fleet.simulated:
         yield Notice(f"SIMULATED: no real GPU was tested on {fleet.folder.brief(simulated)}", "WARN")
     yield Lines((verdict(fleet),))

@@ -15,7 +15,7 @@ from gpuipc_doctor.node import fabric_devices
 from gpuipc_doctor.probe_types import MpiStack
 from gpuipc_doctor.site import hosts
 from gpuipc_doctor.site.show import flow
-from gpuipc_doctor.vendors import SUPPORTED
+from gpuipc_doctor.vendors import SUPPORTED, untried
 from gpuipc_doctor.versions import parse
 
 _TOLD = ("nvidia-driver", "rocm", "cray-mpich", "libfabric", "shs-libfabric", "ucx")
@@ -72,6 +72,8 @@ def _base(base: Path | None, devices: Sequence[Device]) -> Iterator[str]:
 
 def _gpus(devices: Sequence[Device]) -> Iterator[str]:
     yield "# The GPUs, as the drivers list them; a node with fewer fails, or without peer access between all."
+    if untested := untried(device.backend for device in devices):
+        yield f"# {untested}"
     models = Counter(device.name for device in devices)
     if len(models) > 1:
         yield f"# {', '.join(f'{count} × {name}' for name, count in models.items())}"

@@ -87,6 +87,7 @@ def _totals(comparison: Comparison) -> list[str]:
 def _simulated(before: Side, after: Side) -> Iterator[Lines]:
     sides = (("before", before), ("after", after))
     simulated = ((name, side.simulated) for name, side in sides if side.simulated)
+    yield Lines(tuple(dict.fromkeys(filter(None, (before.untried, after.untried)))))
     yield Lines(
         tuple(f"SIMULATED {name} (profile {profile}): no real GPU was tested" for name, profile in simulated)
     )

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor.worker import descriptors
+from gpuipc_doctor.worker.backends.levelzero import handles
 from tests.conftest import LOADER
 from tests.e2e.conftest import Command
 
@@ -125,3 +131,110 @@ def test_memory_by_process_is_what_xe_and_i915_tell_of_open_files(doctor: Comman
         "4242, it has ended 4 KiB",
         "(not counted by the kernel)",
     ], shown.stdout
+
+
+# -- what may be wrong on a node --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mask", "devices", "says"),
+    [
+        ("1", "1 × Intel Arc B580", ""),
+        ("1,0.0,7,x", "2 × Intel Arc B580", ""),
+        ("", "2 × Intel Arc B580", ""),
+        ("7", "", "ZE_AFFINITY_MASK=7 leaves no Intel GPU visible"),
+        ("x", "", "ZE_AFFINITY_MASK=x leaves no Intel GPU visible"),
+    ],
+)
+def test_affinity_mask_selects_devices(
+    doctor: Command, tmp_path: Path, mask: str, devices: str, says: str
+) -> None:
+    asked = ("driver-init", "--backend", "ze", "--simulate", node(tmp_path, count=2), "--json")
+    ran = doctor("check", *asked, env={**ENV, "ZE_AFFINITY_MASK": mask})
+    found = [each["finding"] for each in json.loads(ran.stdout)["results"]]
+    assert found[0]["status"] == ("PASS" if devices else "ERROR")
+    assert (devices or says) in found[0]["summary"]
+
+
+OPEN = """
+from contextlib import nullcontext
+from gpuipc_doctor.api.driver_errors import BackendUnavailable
+from gpuipc_doctor.worker.backends import open_backend
+try:
+    open_backend("ze", lambda _: nullcontext()).devices()
+except BackendUnavailable as absent:
+    print(absent.reason, absent.remedy, sep="; ")
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("", "the loader finds no driver: "),
+        ("int nothing;", " is no driver for this loader: it has no zeGetGlobalProcAddrTable; install "),
+        (
+            "int zeGetGlobalProcAddrTable(int v, void **t) { return t[0] = 0, 0; }",
+            " is no driver for this loader: it has no zeGetMemProcAddrTable; install a loader",
+        ),
+    ],
+)
+def test_loader_without_a_whole_driver_is_explained(tmp_path: Path, source: str, says: str) -> None:
+    library = tmp_path / "driver.so"
+    if source:
+        compiler = ["cc", "-shared", "-fPIC", "-o", library, "-x", "c", "-"]
+        subprocess.run(compiler, input=source.encode(), check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", OPEN],
+        env={**ENV, "ZE_ENABLE_ALT_DRIVERS": str(library)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert says in ran.stdout, ran.stderr
+    assert ran.stdout.startswith("zeInit returned ZE_RESULT_ERROR_UNINITIALIZED (2013265921): ")
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_handles_pass_by_socket_where_the_kernel_has_no_pidfd(
+    monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    def refuse(pid: int, number: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    memory = os.memfd_create("memory")
+    os.write(memory, b"data")
+    if refused:
+        monkeypatch.setattr(descriptors, "fetch", refuse)
+    exported = handles.Exported()
+    packed = exported.packed(4096, struct.pack("i", memory) + bytes(60))
+    assert packed.startswith(handles.SOCKET if refused else handles.PIDFD)
+    with handles.opened(packed) as handle:
+        number = handles.number_in(handle)
+        assert number != memory
+        assert os.pread(number, 4, 0) == b"data"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+    exported.end(4096)  # the driver has not closed its own
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(memory)
+
+
+def test_descriptor_that_is_another_file_now_stays_open() -> None:
+    memory = os.memfd_create("memory")
+    exported = handles.Exported()
+    exported.packed(4096, struct.pack("i", memory) + bytes(60))
+    os.close(memory)  # by the driver
+    other = os.dup2(os.open("/dev/null", os.O_RDONLY), memory)
+    exported.end(4096)
+    os.close(other)
+
+
+def test_handle_with_the_exporters_pid_is_opened_as_it_is() -> None:
+    memory = os.memfd_create("memory")
+    handle = struct.pack("2i8xi", memory, 0, os.getpid()).ljust(64, b"\0")
+    packed = handles.Exported().packed(4096, handle)
+    assert packed.startswith(handles.OPAQUE)
+    with handles.opened(packed) as here:
+        assert here == handle
+    os.close(memory)

@@ -35,6 +35,8 @@ _DEVICE, _HOST = functions.DeviceMemoryDesc, functions.HostMemoryDesc
 DRIVER_LIBRARY = "libze_intel_gpu.so.1"
 _KEEP_NOTHING = {"NEOReadDebugKeys": "1", "ExperimentalEnableDeviceAllocationCache": "0"}
 """compute-runtime's keys: else it keeps freed memory, up to 8 % of a device, which looks like a leak."""
+_TABLES = tuple(f"{kind}ProcAddrTable" for kind in ("zeGetGlobal", "zeGetMem", "zesGetMemory"))
+"""Loader 1.8 refuses a driver without one of the tables that it knows, and says no more."""
 
 
 def _no_driver(_node: Tree) -> Cause | None:
@@ -42,7 +44,10 @@ def _no_driver(_node: Tree) -> Cause | None:
     named = os.environ.get("ZE_ENABLE_ALT_DRIVERS", "")
     for library in filter(None, named.split(",")) if named else (DRIVER_LIBRARY,):
         try:
-            ctypes.CDLL(library)
+            loaded = ctypes.CDLL(library)
+            if lacking := [table for table in _TABLES if not hasattr(loaded, table)]:
+                remedy = "install a loader and a driver of the same time"
+                return Cause(f"{library} is no driver for this loader: it has no {lacking[0]}", remedy)
         except OSError as error:
             remedy = "install Intel's driver (Debian: libze-intel-gpu1; Intel: intel-level-zero-gpu)"
             if named:
