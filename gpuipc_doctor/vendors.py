@@ -378,7 +378,8 @@ INTEL = SupportedVendor(
         out_of_memory_code=0x70000003,
         already_mapped=frozenset(),
         refused=frozenset({"ZE_RESULT_ERROR_INVALID_ARGUMENT", "ZE_RESULT_ERROR_INVALID_NULL_HANDLE"})
-        | {"ZE_RESULT_ERROR_UNSUPPORTED_FEATURE"},
+        | {"ZE_RESULT_ERROR_UNSUPPORTED_FEATURE"}
+        | {"EBADF", "ESRCH", "ECONNREFUSED"},  # no such descriptor, process or listener any more
         not_supported=frozenset({"ZE_RESULT_ERROR_UNSUPPORTED_FEATURE"}),
         not_permitted=frozenset({"ZE_RESULT_ERROR_INSUFFICIENT_PERMISSIONS"}),
         vague=frozenset({"ZE_RESULT_ERROR_UNKNOWN"}),

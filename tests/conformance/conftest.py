@@ -20,9 +20,11 @@ import pytest
 
 from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError
 from gpuipc_doctor.model import Node
+from gpuipc_doctor.vendors import SUPPORTED
 from gpuipc_doctor.worker.backends import rules
 from tests.conformance import departures
 from tests.conformance.remote import Remote
+from tests.conftest import LOADER
 from tests.kfd import emulated
 from tests.kfd.emulated import EmulatedNode, Runtime
 
@@ -128,7 +130,7 @@ def on_documented(*cases: str, values: frozenset[str] = rules.VALUES) -> pytest.
             backend, runtime, *((case,) if cases[1:] else ()), rule.value, id=f"{ground}-{name}", marks=marks
         )
         for case in cases
-        for backend in ("cuda", "hip")
+        for backend in SUPPORTED
         for runtime, generation, ground, marks in grounds(backend)
         if (rule := rules.rule(backend, case, generation)).value in values
         for name in [f"{case}-{rule.value}" if cases[1:] else rule.value]
@@ -196,6 +198,7 @@ def node(
     runtime: Ground,
     emulated_nodes: Callable[[Runtime], EmulatedNode],
     tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Node]:
     if isinstance(runtime, Runtime):
         yield Node(env=emulated_nodes(runtime).env)
@@ -204,6 +207,8 @@ def node(
         yield Node()
         return
     profile = runtime.profile(tmp_path_factory.mktemp("profile")) if runtime else f"healthy-{backend}"
+    if backend == "ze":
+        monkeypatch.setenv("LD_LIBRARY_PATH", LOADER)
     with simulated_node(profile) as simulated:
         yield simulated
 

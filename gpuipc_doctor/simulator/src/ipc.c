@@ -253,10 +253,10 @@ static void show_first_of_part(const struct block *block, struct allocation *par
     }
 }
 
-/* HIP before 7 maps the memory once for each time that a handle is opened. */
+/* HIP before 7 maps the memory once for each time that a handle is opened, and Level Zero. */
 static bool opens_are_separate(void)
 {
-    return face.backend == HIP && hip_release() < 700;
+    return face.backend == ZE || (face.backend == HIP && hip_release() < 700);
 }
 
 /* Whether freed memory of another size or place lies in its way in the segment that is still open here: so an

@@ -8,6 +8,7 @@ and intel/compute-runtime for what it leaves open.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
@@ -359,9 +360,19 @@ class LevelZeroDriver(Driver):
         return self._exported.packed(base, handle)
 
     def open_handle(self, handle: bytes) -> int:
-        with handles.opened(handle) as here:
-            given = functions.Handle.from_buffer_copy(here)
-            return self.address("ipc-open", self._context, self._here[0], given, 0)
+        try:
+            with handles.opened(handle) as here:
+                given = functions.Handle.from_buffer_copy(here)
+                return self.address("ipc-open", self._context, self._here[0], given, 0)
+        except PermissionError as error:
+            raise BackendUnavailable(
+                f"pidfd_getfd: {error.strerror}: no other process's descriptor can be fetched",
+                "sysctl kernel.yama.ptrace_scope=1, or in a container add the right to trace (SYS_PTRACE)",
+                broken=True,
+            ) from error
+        except OSError as error:  # the exporter has closed it with its memory, or has ended
+            number = error.errno or 0
+            raise DriverError(DriverFault("pidfd_getfd", number, errno.errorcode.get(number, ""))) from error
 
     def unexportable_kinds(self, device: int) -> tuple[str, ...]:
         return tuple(self.unexportable)
