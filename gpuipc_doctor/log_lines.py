@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 _ERROR = re.compile(r"error|fail|abort|assert|fatal", re.IGNORECASE)
 _WARNING = re.compile(r"warn", re.IGNORECASE)
@@ -94,3 +96,18 @@ def signal_named(lines: Sequence[str]) -> str:
             if name := names.get(found["words"] or found["number"]):
                 return name
     return ""
+
+
+_FRAME = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+)', re.MULTILINE)
+_NOT_A_CHECK = (str(Path(__file__).parent), str(Path(os.__file__).parent), "<")
+
+
+def place_of_error(printed: str) -> str:
+    """``file:line`` of the innermost frame of a printed traceback that is in a check, not in this package's
+    or Python's code; empty if there is none."""
+    check = [
+        f"{Path(frame['file']).name}:{frame['line']}"
+        for frame in _FRAME.finditer(printed)
+        if not frame["file"].startswith(_NOT_A_CHECK) or "/checks/" in frame["file"]
+    ]
+    return check[-1] if check else ""

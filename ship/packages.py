@@ -29,9 +29,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
-
 from gpuipc_doctor import __version__
+from gpuipc_doctor.cli import shell_files
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.prolog.hooks import HOOKS
 from ship.build import NVML, pip, wheels_only
@@ -63,12 +62,6 @@ exec $python -c 'import sys; sys.path[:] = filter(None, sys.path)
 from gpuipc_doctor.__main__ import main; main()' "$@"
 """
 
-COMPLETIONS: dict[str, type[ShellComplete]] = {
-    "usr/share/bash-completion/completions/gpuipc-doctor": BashComplete,
-    "usr/share/zsh/site-functions/_gpuipc-doctor": ZshComplete,
-    "usr/share/fish/vendor_completions.d/gpuipc-doctor.fish": FishComplete,
-}
-
 
 def tree(root: Path, python: str, machine: str) -> None:
     """Write all files of the packages of one Python that are made here."""
@@ -94,9 +87,8 @@ def tree(root: Path, python: str, machine: str) -> None:
             file, python=f"{PREFIX}/bin/python", config=SITE_CONFIG, scontrol=SCONTROL, slurm_conf=""
         )
         write(root / file.relative_to("/"), text, mode=hook.mode)
-    for file, shell in COMPLETIONS.items():
-        complete = shell(cli, {}, "gpuipc-doctor", "_GPUIPC_DOCTOR_COMPLETE")
-        write(root / file, complete.source())
+    for name, text in shell_files.completions(cli).items():
+        write(root / "usr" / name, text)
     manual = root / "usr/share/man/man1/gpuipc-doctor.1.gz"
     manual.parent.mkdir(parents=True)
     manual.write_bytes(gzip.compress(manual_page(), mtime=0))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import traceback
@@ -104,7 +105,7 @@ def load_file(file: Path) -> LoadedCheck | BrokenCheck:
     if not isinstance(check, Check):
         return BrokenCheck(id_, file, f"{file}: defines no CHECK = YourCheck()")
     if mistake := _mistake(check):
-        return BrokenCheck(id_, file, f"{file}: {mistake}")
+        return BrokenCheck(id_, file, f"{file}:{inspect.getsourcelines(type(check))[1]}: {mistake}")
     return LoadedCheck(check, file)
 
 

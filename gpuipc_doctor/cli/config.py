@@ -130,7 +130,7 @@ MAX_BYTES = 1 << 20
     metavar="DIR",
     help="Write the file into this directory instead of printing it.",
 )
-@click.option("--scontrol", metavar="FILE", help="Path of Slurm's scontrol, if it is not in PATH.")
+@click.option("--scontrol", metavar="FILE", help="Path of scontrol on the nodes.  [default: from PATH]")
 @click.option("--epilog", is_flag=True, help="With slurm: an Epilog that runs `gpuipc-doctor epilog`.")
 def hooks(
     which: str, config_file: Path, directory: Path | None, scontrol: str | None, *, epilog: bool
@@ -178,10 +178,47 @@ def _is_ours(file: Path) -> bool:
 
 def _scontrol(named: str | None) -> str:
     found = shutil.which(named or "scontrol")
+    if not found and named and Path(named).is_absolute() and not Path(named).exists():
+        click.echo(
+            f"gpuipc-doctor: warning: {named} is not on this machine; the nodes must have it", err=True
+        )
+        return named
     if not found:
         what = f"program not found: {named}" if named else "scontrol not found on PATH"
-        raise click.UsageError(f"{what}; name it with --scontrol FILE")
+        raise click.UsageError(f"{what}; give its path on the nodes, as --scontrol /usr/bin/scontrol")
     return str(Path(found).absolute())
+
+
+# -- what pip does not install -----------------------------------------------------------------------------
+
+
+@command.command()
+@click.option(
+    "--to",
+    "prefix",
+    type=options.FilePath(),
+    metavar="PREFIX",
+    default=Path("~/.local"),
+    show_default=True,
+    help="For all users: /usr/local.",
+)
+@click.pass_context
+def shell(ctx: click.Context, prefix: Path) -> None:
+    """Write completions for bash, zsh and fish, and a manual page, below PREFIX.
+
+    The .deb and .rpm bring them; pip does not.
+    """
+    from gpuipc_doctor.cli import shell_files
+
+    cli = ctx.find_root().command
+    for name, text in {**shell_files.completions(cli), shell_files.MANUAL: shell_files.manual(cli)}.items():
+        file = prefix.expanduser().absolute() / name
+        with options.naming_option("--to", f"cannot write {file}"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            OutputFile(file, 0o644).write(text)
+        click.echo(f"{file}: written")
+    click.echo("bash-completion, fish and man find them in a new shell; for zsh, before compinit:")
+    click.echo(f"fpath+={prefix.expanduser().absolute() / 'share/zsh/site-functions'}")
 
 
 # -- a first site config from the facts of this node -------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import traceback
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from gpuipc_doctor import surveys
 from gpuipc_doctor.api import Check, Context, loader
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
 from gpuipc_doctor.files.yamlfile import BadFile
+from gpuipc_doctor.log_lines import place_of_error
 from gpuipc_doctor.model import Device, Finding, Json, Tier
 from gpuipc_doctor.probe_types import MpiStack, Probe, ProbeOutcome
 from gpuipc_doctor.report_types import CheckInfo, Result
@@ -371,8 +373,9 @@ def _result(planned: PlannedProbe, finding: Finding) -> Result:
 
 def _mistake(file: Path, what: str, error: BaseException) -> Finding:
     says = "{what}: {exception}: {message}"
+    place = place_of_error("".join(traceback.format_exception(error)))
     values = {"what": what, "exception": type(error).__name__, "message": str(error)}
-    return Finding.error("check-failed", says, str(file), **values)
+    return Finding.error("check-failed", says, f"{file.parent / place}" if place else str(file), **values)
 
 
 def info(check: Check) -> CheckInfo:

@@ -26,7 +26,7 @@ from gpuipc_doctor.api.driver_errors import (
 from gpuipc_doctor.api.leak_report import holders
 from gpuipc_doctor.api.loop_growth import filled
 from gpuipc_doctor.api.meter import THIS_RUN
-from gpuipc_doctor.log_lines import reason_of_abort
+from gpuipc_doctor.log_lines import place_of_error, reason_of_abort
 from gpuipc_doctor.model import Device, Evidence, EvidenceKind, Finding, Json, Shown, Status
 from gpuipc_doctor.probe_types import Ending, Observed, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.supervise import process_limits
@@ -176,6 +176,8 @@ def _of_failure(outcome: ProbeOutcome) -> Finding:  # noqa: C901 - a branch for 
         case _:
             says = "the check's own code failed, in its role {role!r}: {exception}"
             first = role.exception.partition("\n")[0]
+            if place := place_of_error(role.exception):
+                first = f"{first} ({place})"
             return Finding.error("check-failed", says, *so_far, role=role.role, exception=first)
 
 

@@ -135,14 +135,21 @@ def test_config_with_mistakes_is_not_installed(config: Path, scontrol: str) -> N
     assert "#!/bin/sh" not in done.output
 
 
-@pytest.mark.parametrize("named", [[], ["--scontrol", "/nowhere/scontrol"]])
+def test_a_build_host_without_slurm_names_the_path_on_the_nodes(config: Path) -> None:
+    done = hooks("slurm", "--config", config, "--scontrol", "/nowhere/scontrol")
+    assert done.exit_code == 0
+    assert "/nowhere/scontrol --oneliner show node" in done.stdout
+    assert "/nowhere/scontrol is not on this machine; nodes need it" in done.stderr
+
+
+@pytest.mark.parametrize("named", [[], ["--scontrol", "scontrol-of-ours"]])
 def test_missing_scontrol_is_reported(
     config: Path, monkeypatch: pytest.MonkeyPatch, named: list[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     done = hooks("slurm", "--config", config, *named)
     assert done.exit_code == 2
-    assert "name it with --scontrol FILE" in done.output
+    assert "give its path on the nodes, as --scontrol /usr/bin/scontrol" in done.output
 
 
 def nhc(check: str) -> subprocess.CompletedProcess[str]:
