@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from gpuipc_doctor.cli import fleet_check, fleet_collectives, fleet_reach, fleet_report
 from gpuipc_doctor.cli.stdio import redraw
 from gpuipc_doctor.model import Exit
-
-if TYPE_CHECKING:
-    from gpuipc_doctor.site.config import SiteConfig
 
 
 @click.group(
@@ -67,7 +64,8 @@ def pairs(
     if len(wanted) < 2:
         raise click.UsageError("name at least two nodes")
     printed = slurm.topology() if way.via is Via.SLURM else ""
-    topology = slurm.leaves(wanted, printed) or _of_site(reach.site(*check_options), wanted)
+    site = reach.site(*check_options)
+    topology = slurm.leaves(wanted, printed) or fleet_reach.switches_of_site(site, wanted)
     wanted = slurm.ordered(wanted, printed) if printed else _by_switch(wanted, topology)
     found, told = try_all(wanted, way, _say_progress, topology, across=across)
     shown = pairs_content.as_json if as_json else pairs_content.as_text
@@ -75,19 +73,6 @@ def pairs(
     if found.nodes or found.pairs or found.cut or found.links:
         ctx.exit(Exit.FAIL)
     ctx.exit(Exit.ERROR if found.unclear or found.silent or found.suspected else Exit.OK)
-
-
-def _of_site(site: SiteConfig, nodes: Sequence[str]) -> dict[str, str]:
-    """Node → switch, according to the site config. Raises `click.UsageError`."""
-    from gpuipc_doctor.site import hosts
-
-    found: dict[str, str] = {}
-    for switch, named in site.topology.items():
-        try:
-            found |= dict.fromkeys(hosts.expand(named), switch)
-        except hosts.BadNodes as error:
-            raise click.UsageError(f"topology.{switch} of the site config: {error}") from None
-    return {node: found[node] for node in nodes if node in found}
 
 
 def _by_switch(nodes: Sequence[str], topology: Mapping[str, str]) -> list[str]:

@@ -6,23 +6,29 @@ import os
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from gpuipc_doctor.cli import check_options, fleet_check, fleet_reach, options, run_as
+from gpuipc_doctor.cli import check_options, fleet_check, fleet_reach, formats, options, run_as
 from gpuipc_doctor.cli.check_options import CheckOptions
-from gpuipc_doctor.cli.stdio import say
+from gpuipc_doctor.cli.stdio import redraw, say
+from gpuipc_doctor.files import writing
 from gpuipc_doctor.model import Exit
+from gpuipc_doctor.present.text import counted
 
 if TYPE_CHECKING:
     from gpuipc_doctor.fleet.collective_head import Head
-    from gpuipc_doctor.fleet.collective_types import RoundResult
+    from gpuipc_doctor.fleet.collective_report import Log
+    from gpuipc_doctor.fleet.collective_types import Joined, RoundResult
     from gpuipc_doctor.fleet.summary import NodeReport
+    from gpuipc_doctor.model import Finding
 
 CHECK = "collective-data"
 """The check whose options and libraries the nodes use."""
@@ -62,6 +68,8 @@ ROOT = (
     metavar="BYTES",
     help="Largest buffer.",
 )
+@click.option("--resume", is_flag=True, help="Do not repeat the rounds that DIR has.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.argument("check_options_", nargs=-1, type=click.UNPROCESSED, metavar="[-- CHECK OPTIONS]...")
 @click.pass_context
 def command(
@@ -71,16 +79,22 @@ def command(
     into: Path,
     address: str,
     largest: int,
+    resume: bool,
+    as_json: bool,
     check_options_: tuple[str, ...],
     **reaching: Any,
 ) -> None:
-    """Run NCCL's or RCCL's collectives over many nodes, and compare every element on every rank.
+    """Run NCCL's or RCCL's collectives over many nodes, compare every element, and name what fails.
+
+    If all nodes together fail, hang or are slow, halves and suspects are tried until a node, a pair or a
+    switch stands alone. `gpuipc-doctor report DIR/collectives.json` shows the result again, --format html
+    as a page.
 
     One process a node runs a rank on each GPU; ranks meet over NCCL's unique id, which this host hands out.
     --deadline is that of a round, by default 120 s. Arguments after `--` are those of `check
     collective-data`: --nccl-lib, --device, --user.
     """
-    from gpuipc_doctor.files import writing
+    from gpuipc_doctor.fleet import slurm
     from gpuipc_doctor.supervise import process_limits, scratch
 
     reach = fleet_reach.Reach(**reaching)
@@ -95,7 +109,9 @@ def command(
     with options.naming_option("--into", str(into)):
         writing.make_directory(into)
     process_limits.raise_soft()  # a descriptor for each node
-    found = _Gathered(wanted)
+    printed = slurm.topology() if way.via is way.via.SLURM else ""
+    topology = slurm.leaves(wanted, printed) or fleet_reach.switches_of_site(reach.site(*words), wanted)
+    found = _Gathered(wanted, topology, _log_of(into, resume=resume), reach.budget or LONGEST_S)
     with scratch.directory(scratch.usual(), 1 << 16) as private:
         secret = secrets.token_bytes(32)
         given = private / "secret"
@@ -129,11 +145,8 @@ def command(
             head.close()
         found.all_told.set()
         work.join()
-    # A process that has ended by itself has said why; its connection only shows that it has.
-    found.lacking |= {node: found.absent.get(node, why) for node, why in found.lost.items()}
-    found.save(into)
-    click.echo(found.text())
-    ctx.exit(Exit.INTERRUPTED if interrupted else found.exit_code)
+    code = found.tell(into, check_options.parsed(words).simulate or "", interrupted, as_json=as_json)
+    ctx.exit(code)
 
 
 def refuse_root(may: bool) -> None:
@@ -155,17 +168,27 @@ def _without_user(words: Sequence[str]) -> list[str]:
     return left
 
 
-class _Gathered:
-    """What nodes' launchers and rounds have told."""
+def _log_of(into: Path, *, resume: bool) -> Log:
+    """The log of the rounds in ``into``. Raises `click.UsageError`."""
+    from gpuipc_doctor.fleet.collective_report import ROUNDS, Log
 
-    def __init__(self, nodes: Sequence[str]) -> None:
-        self.nodes = nodes
+    if (into / ROUNDS).exists() and not resume:
+        raise click.UsageError(f"{into} has rounds already; name a new directory, or add --resume")
+    with options.naming_option("--into", str(into)):
+        return Log(into)
+
+
+class _Gathered:
+    """What nodes' launchers have told, and the findings so far."""
+
+    def __init__(self, nodes: Sequence[str], topology: Mapping[str, str], log: Log, seconds: float) -> None:
+        self.nodes, self.topology, self.log = nodes, topology, log
+        self.began, self.until = datetime.now().astimezone(), time.monotonic() + seconds
         self.absent: dict[str, str] = {}
         """Node whose process has ended → its last words."""
+        self.joined: dict[str, Joined] = {}
+        self.findings: list[Finding] = []
         self.rounds: list[RoundResult] = []
-        self.lacking: dict[str, str] = {}
-        """Node that takes no part → why."""
-        self.lost: dict[str, str] = {}
         self.all_told = threading.Event()
 
     def started(self, name: str) -> None: ...
@@ -173,58 +196,51 @@ class _Gathered:
     def finished(self, report: NodeReport, full: bytes) -> None:
         self.absent[report.node] = report.reason
 
-    def save(self, into: Path) -> None:
-        import msgspec
+    def tell(self, into: Path, simulated: str, interrupted: bool, *, as_json: bool) -> int:
+        """Write and print the report; returns the exit code."""
+        from gpuipc_doctor.fleet import collective_report
+        from gpuipc_doctor.report import exits, report_json
 
-        from gpuipc_doctor.files import writing
-
-        text = msgspec.json.format(msgspec.json.encode({"rounds": self.rounds, "absent": self.lacking}))
-        writing.write(into / "collectives.json", text + b"\n")
-
-    def text(self) -> str:
-        lines = []
-        for done in self.rounds:
-            for group in done.groups:
-                what = "passed" if group.passed else "not passed"
-                rate = f", {group.bus / 1e9:.3g} GB/s bus bandwidth" if group.bus else ""
-                lines.append(f"{done.round.name}: {','.join(group.group.nodes)}: {what}{rate}")
-                for rank in group.ranks:
-                    for wrong in rank.wrong[:1]:
-                        lines.append(f"  {rank.node} rank {rank.rank}: {wrong.operation}: {wrong.says}")
-                    if rank.operation:
-                        said = f": {rank.failure}" if rank.failure else ""
-                        lines.append(
-                            f"  {rank.node} rank {rank.rank}: {rank.ending.value} in {rank.operation}{said}"
-                        )
-        lines += [f"{node}: {why}" for node, why in self.lacking.items()]
-        return "\n".join(lines)
-
-    @property
-    def exit_code(self) -> Exit:
-        if not all(group.passed for done in self.rounds for group in done.groups):
-            return Exit.FAIL
-        return Exit.ERROR if self.lacking or not self.rounds else Exit.OK
+        given = self.nodes, self.joined, self.findings, self.rounds, self.began
+        found = collective_report.report(*given, simulated=simulated, interrupted=interrupted)
+        code = exits.code(found)
+        text = report_json.dumps(found, exit_code=code)
+        try:
+            writing.OutputFile(into / collective_report.REPORT).write(text)
+        except OSError as error:
+            say(f"{into / collective_report.REPORT} was not written: {error.strerror or error}")
+            code = code or Exit.INTERNAL
+        shown = text if as_json else collective_report.screen(found, code, **formats.page())
+        click.echo(shown, nl=False)
+        return code
 
 
 def _run(head: Head, found: _Gathered, reach: fleet_reach.Reach, largest: int) -> None:
-    """Gather the nodes, run rounds, let the nodes go."""
+    """Gather the nodes, examine them, let them go."""
+    from gpuipc_doctor.fleet import collectives
     from gpuipc_doctor.fleet.collective_head import Closed
-    from gpuipc_doctor.fleet.collective_types import SIZES, Group, Round
+    from gpuipc_doctor.fleet.collective_types import SIZES, Round
+
+    def meet(asked: Round) -> RoundResult:
+        if sys.stderr.isatty():
+            redraw(f"{asked.name} ({counted(len(asked.groups), 'group')})", last=False)
+        return head.meet(asked)
 
     try:
         joined = head.gather(lambda: found.absent, reach.patience + JOIN_S)
-        able = [node for node in found.nodes if node in joined and not joined[node].lacks]
-        found.lacking |= {node: one.lacks for node, one in joined.items() if one.lacks}
+        found.joined = dict(joined)
         sizes = tuple(size for size in SIZES if size <= largest) or (8,)
-        if len(able) > 1:
-            each = tuple(Group((node,)) for node in able)
-            limits: Mapping[str, Any] = {"sizes": sizes, "deadline_s": reach.deadline}
-            found.rounds.append(head.meet(Round("each node alone", each, **limits)))
-            found.rounds.append(head.meet(Round("all together", (Group(tuple(able)),), **limits)))
+        base = Round("", (), sizes=sizes, deadline_s=reach.deadline)
+        saved, save = found.log.earlier, found.log.add
+        rounds = collectives.Rounds(meet, head.joined, base, found.until, saved, save, found.rounds)
+        # A process that has ended by itself has said why; its connection only shows that it has.
+        gone = [node for node in found.nodes if node not in joined]
+        absent = {node: found.absent.get(node) or head.lost.get(node, "no answer") for node in gone}
+        for finding in collectives.examine(rounds, found.nodes, absent, found.topology):
+            found.findings.append(finding)
     except Closed:
         pass
     finally:
-        found.lost = dict.fromkeys(set(found.nodes) - set(head.joined), "no answer") | head.lost
         head.dismiss()
 
 

@@ -169,6 +169,19 @@ def _look_up(request: Request, site: SiteConfig) -> None:
         raise click.UsageError(str(error)) from None
 
 
+def switches_of_site(site: SiteConfig, nodes: Sequence[str]) -> dict[str, str]:
+    """Node → switch, according to the site config. Raises `click.UsageError`."""
+    from gpuipc_doctor.site import hosts
+
+    found: dict[str, str] = {}
+    for switch, named in site.topology.items():
+        try:
+            found |= dict.fromkeys(hosts.expand(named), switch)
+        except hosts.BadNodes as error:
+            raise click.UsageError(f"topology.{switch} of the site config: {error}") from None
+    return {node: found[node] for node in nodes if node in found}
+
+
 def via_of(asked: str) -> str:
     if asked != "auto":
         return asked

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec  # noqa: TID253 - messages are those of `collective_types`
 
 from gpuipc_doctor.collective import across, channels
+from gpuipc_doctor.fleet.collective_facts import gather
 from gpuipc_doctor.fleet.collective_types import Ending, Joined, RankResult, Speed, Wrong
 from gpuipc_doctor.fleet.secret_line import Line, NotOurs, greet
 from gpuipc_doctor.model import Json, MemoryShare
@@ -81,7 +82,7 @@ def joined(node: str, standing: Standing) -> Joined:
         lacks,
         _room(standing) if backends else 0,
         time.time(),  # the head takes the difference
-        {fact.name: fact.value for fact in standing.facts if fact.value is not None},
+        {fact.name: fact.value for fact in standing.facts if fact.value is not None} | gather(),
     )
 
 

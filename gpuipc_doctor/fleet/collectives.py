@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from gpuipc_doctor.fleet import collective_facts
+from gpuipc_doctor.fleet.collective_findings import Telling, Tried, differing, passed, rate, what_failed
 from gpuipc_doctor.fleet.collective_search import Blame, Nodes, search
 from gpuipc_doctor.fleet.collective_types import (
     Ending,
@@ -22,18 +23,14 @@ from gpuipc_doctor.fleet.collective_types import (
     GroupResult,
     Joined,
     Meet,
-    RankResult,
     Round,
     RoundResult,
 )
 from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
-from gpuipc_doctor.model import Evidence, Finding, Measurement, Status
+from gpuipc_doctor.model import Evidence, Finding
 from gpuipc_doctor.present.text import counted
 
 CHECK, TITLE = "fleet-collectives", "collectives over several nodes, every element compared"
-
-SLOW = 0.8
-"""What has less than this fraction of the median, or of what other groups have, is slow."""
 
 CONTROLS: Mapping[str, Mapping[str, str]] = {
     "without GPUDirect": {"NCCL_NET_GDR_LEVEL": "LOC"},
@@ -42,6 +39,9 @@ CONTROLS: Mapping[str, Mapping[str, str]] = {
     "without CUMEM": {"NCCL_CUMEM_ENABLE": "0"},
 }
 """Name → settings of a round that shows what makes a failure go away; by one adapter: the first of all."""
+
+SLOW = 0.8
+"""What has less than this fraction of the median, or of what other groups have, is slow."""
 
 ALL_REDUCE: Mapping[str, Any] = {"operations": ("all-reduce",), "kinds": ("float32",)}
 """Of a round that only measures."""
@@ -65,6 +65,7 @@ class Rounds:
     saved: Iterator[RoundResult] = field(default_factory=lambda: iter(()))
     """The rounds of an earlier run, which are not run again as long as this one asks the same."""
     save: Callable[[RoundResult], None] = lambda _: None
+    """Called with each round, those of the earlier run included."""
     done: list[RoundResult] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
     """Node that was lost in a round → why."""
@@ -104,7 +105,7 @@ class Rounds:
                 raise OutOfTime
             self.saved = iter(())
             result = self.meet(asked)
-            self.save(result)
+        self.save(result)
         self.done.append(result)
         for rank in chain.from_iterable(group.ranks for group in result.groups):
             if rank.ending is Ending.SILENT and (rank.node not in self.joined or len(result.groups) == 1):
@@ -113,20 +114,23 @@ class Rounds:
         return [results.get(group.nodes, GroupResult(group, ())) for group in groups]
 
 
-def examine(rounds: Rounds, absent: Mapping[str, str], topology: Mapping[str, str]) -> Iterator[Finding]:
-    """All findings, in the order in which they are known. ``absent``: node that did not join → why."""
-    named = NodeSetFormatter([*rounds.joined, *absent])
+def examine(
+    rounds: Rounds, nodes: Sequence[str], absent: Mapping[str, str], topology: Mapping[str, str]
+) -> Iterator[Finding]:
+    """All findings, in the order in which they are known. ``absent``: node of ``nodes`` that did not join →
+    why. ``topology``: node → its switch."""
+    named = NodeSetFormatter(nodes)
     lacking = {node: one.lacks for node, one in rounds.joined.items() if one.lacks}
-    able = tuple(sorted(rounds.joined.keys() - lacking.keys(), key=[*rounds.joined].index))
-    able = tuple(sorted(able, key=lambda node: topology.get(node, "")))
+    places = {switch: place for place, switch in enumerate(dict.fromkeys(topology.values()))}
+    by_switch = sorted(nodes, key=lambda node: places.get(topology.get(node, ""), len(places)))
+    able = tuple(node for node in by_switch if node in rounds.joined and node not in lacking)
     differs = list(collective_facts.compare([rounds.joined[node] for node in able]))
     try:
         yield from differs
         yield from left_out(rounds, {**absent, **lacking})
         if len(able) < 2:
             says = "{number} of {nodes} nodes can take part: a collective needs two"
-            total = len({*rounds.joined, *absent})
-            yield Finding.error("too-few", says, number=len(able), nodes=total)
+            yield Finding.error("too-few", says, number=len(able), nodes=len(nodes))
             return
         alone = rounds.run("each node alone", [(node,) for node in able])
         bad = {result.group.nodes[0]: result for result in alone if result.ranks and not result.passed}
@@ -168,7 +172,8 @@ def together(
     if blamed != Blame():
         helps = [*controls(rounds, tried)]
         for found in Telling(named, topology, tried, deviations).of(blamed):
-            remedy = next((item.values["remedy"] for item in helps if "remedy" in item.values), "")
+            works = next((item.values["remedy"] for item in helps if "remedy" in item.values), "")
+            remedy = "; ".join(filter(None, (found.remedy, works)))
             yield replace(found, evidence=(*found.evidence, *helps), remedy=remedy)
         return
     whole = tried[nodes]
@@ -188,10 +193,6 @@ def together(
             )
             yield from Telling(named, topology, tried, deviations, slow=faster_than).of(blamed)
     yield from rails(rounds, nodes, topology, named, whole)
-
-
-Tried = dict[Nodes, GroupResult]
-"""Nodes of a group → its last result."""
 
 
 def find(
@@ -222,120 +223,6 @@ def find(
             return ended.value, tried
 
 
-SAYS = (
-    ("node", "nodes", "{who}: collectives {verb} with each node that it met"),
-    ("pair", "pairs", "{who}: collectives {verb} between them; both pass with others"),
-    ("switch", "switches", "switch {who}: collectives {verb} between its nodes and all others"),
-    ("link", "links", "switches {who}: collectives {verb} between their nodes, which pass with others"),
-    (
-        "only-together",
-        "together",
-        "{who}: collectives {verb} all together; each two passed in smaller groups",
-    ),
-    ("undecided", "unclear", "{who}: collectives {verb}; partners or rounds do not suffice to tell the node"),
-    ("unstable", "unstable", "{who}: collectives {verb} once and passed when repeated"),
-)
-"""(key of the finding, field of `Blame`, sentence)."""
-
-
-@dataclass(frozen=True)
-class Telling:
-    """Turns a verdict into findings, with the groups that show it."""
-
-    named: NodeSetFormatter
-    topology: Mapping[str, str]
-    tried: Tried
-    differs: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
-    slow: float = 0.0
-    """Bus bandwidth below which a group is slow; 0 if groups failed."""
-
-    def of(self, blamed: Blame) -> Iterator[Finding]:
-        status, verb = (Status.WARN, "are slow") if self.slow else (Status.FAIL, "fail")
-        for key, name, says in SAYS:
-            for each in getattr(blamed, name):
-                who = (each,) if isinstance(each, str) else each
-                nodes = [node for node in self.topology if self.topology[node] in who] or [*who]
-                shown = " - ".join(who) if name in ("pairs", "links") else self.named.brief(who)
-                shown += f" ({self.named.brief(nodes)})" * (name == "switches")
-                evidence = self._shown_by({*nodes}, crossing=name in ("switches", "links"))
-                yield Finding.of(status, key, says, *evidence, who=shown, verb=verb, nodes=nodes)
-
-    def _shown_by(self, nodes: set[str], *, crossing: bool) -> Iterator[Evidence]:
-        """The smallest group that was bad, the largest that passed without the nodes, how they differ."""
-        bad = [result for group, result in self.tried.items() if self._is_bad(result) and {*group} & nodes]
-        whole = [result for result in bad if {*result.group.nodes} >= nodes]
-        for result in sorted(bad if crossing else whole or bad, key=lambda one: len(one.group.nodes))[:1]:
-            where = self.named.brief(result.group.nodes)
-            if self.slow:
-                yield Evidence.seen("{where}: {rate}", where=where, rate=_rate(result))
-            else:
-                yield Evidence.seen("{where}: {what}", where=where, what=what_failed(result))
-                for one, other in dict.fromkeys(rank.ends for rank in result.ranks if rank.ends):
-                    yield Evidence.seen("no connection from {one} to {other}", one=one, other=other)
-        good = [
-            result
-            for group, result in self.tried.items()
-            if not self._is_bad(result) and not {*group} & nodes and len(group) > 1
-        ]
-        for result in sorted(good, key=lambda one: -len(one.group.nodes))[:1]:
-            says = "without: {number} other nodes pass together, {rate}"
-            yield Evidence.control(says, number=len(result.group.nodes), rate=_rate(result))
-        yield from differing(found for node in sorted(nodes) for found in self.differs.get(node, ()))
-
-    def _is_bad(self, result: GroupResult) -> bool:
-        return bool(result.ranks) and (not result.passed or (result.bus or 0) < self.slow)
-
-
-def differing(found: Iterable[Finding]) -> Iterator[Evidence]:
-    """What the facts of nodes showed before the first round, once each."""
-    for each in {id(each): each for each in found}.values():
-        yield Evidence.seen(f"differs: {each.says}", **each.values)
-
-
-def what_failed(result: GroupResult) -> str:
-    """What went wrong in a group, of the rank that tells most, in one line."""
-    wrong = [(rank, each) for rank in result.ranks for each in rank.wrong]
-    for rank, each in wrong[:1]:
-        what = f"{each.operation} of {each.nbytes} B, {each.kind}: {each.says}"
-        return (
-            f"{what} ({_rank(rank)}; {counted(len({r.rank for r, _ in wrong}), 'rank')} with wrong results)"
-        )
-    order = [Ending.FAILED, Ending.SILENT, Ending.HUNG]
-    bad = sorted((r for r in result.ranks if r.ending in order), key=lambda r: order.index(r.ending))
-    for rank in bad[:1]:
-        said = f": {rank.failure}" if rank.failure else ""
-        more = f", and {counted(len(bad) - 1, 'more rank')}" if bad[1:] else ""
-        return f"{_rank(rank)}: {rank.ending.value} in {rank.operation or 'start'}{said}{more}"
-    return "no rank answered"
-
-
-def _rank(rank: RankResult) -> str:
-    return f"rank {rank.rank} on {rank.node}"
-
-
-def _rate(result: GroupResult) -> str:
-    return f"{result.bus / 1e9:.3g} GB/s bus bandwidth" if result.bus else "no speed measured"
-
-
-def passed(whole: GroupResult) -> Finding:
-    ranks = whole.ranks
-    figures = (
-        ("start", max((rank.start_s or 0 for rank in ranks), default=0), "s", False),
-        ("first all-reduce", max((rank.first_s or 0 for rank in ranks), default=0), "s", False),
-        ("latency", (whole.latency_s or 0) * 1e6, "us", False),
-        ("bus bandwidth", (whole.bus or 0) / 1e9, "GB/s", True),
-    )
-    return Finding.ok(
-        "passed",
-        "{cases} operations on {ranks} ranks of {nodes} nodes, every element compared: {rate}",
-        measured=[Measurement(*figure) for figure in figures if figure[1]],
-        cases=max((rank.cases for rank in ranks), default=0),
-        ranks=len(ranks),
-        nodes=len(whole.group.nodes),
-        rate=_rate(whole),
-    )
-
-
 def controls(rounds: Rounds, tried: Tried) -> Iterator[Evidence]:
     """Rounds of disjoint groups that failed, each with one setting: what passes, and at which price."""
     failed: list[Nodes] = []
@@ -344,12 +231,16 @@ def controls(rounds: Rounds, tried: Tried) -> Iterator[Evidence]:
             failed.append(group)
     normal = max((result.bus or 0 for result in tried.values() if result.passed), default=0)
     adapters = common_adapters(rounds, failed[0])
+    is_by_sockets = any(
+        rank.network.startswith("Socket") for result in tried.values() for rank in result.ranks
+    )
     for name, settings in CONTROLS.items():
         used = settings or ({"NCCL_IB_HCA": f"={adapters[0]}"} if len(adapters) > 1 else {})
-        results = rounds.run(f"control: {name}", failed, used) if used else []
+        is_idle = is_by_sockets and name != "without CUMEM"  # such a setting would change nothing
+        results = rounds.run(f"control: {name}", failed, used) if used and not is_idle else []
         if results and all(result.passed for result in results):
-            rate = min(result.bus or 0 for result in results) / 1e9
-            price = f"{rate:.3g} GB/s" + f" instead of {normal / 1e9:.3g} GB/s" * bool(normal)
+            slowest = min(result.bus or 0 for result in results) / 1e9
+            price = f"{slowest:.3g} GB/s" + f" instead of {normal / 1e9:.3g} GB/s" * bool(normal)
             yield Evidence.control(
                 "passes {name} ({settings:env}): {price}",
                 name=name,
@@ -385,8 +276,8 @@ def carried(rounds: Rounds, whole: GroupResult) -> Iterator[Finding]:
         remedy="see what NCCL_DEBUG=INFO says of NET/IB",
         network=sockets,
         number=len(adapters),
-        rate=_rate(whole),
-        other=_rate(other) if other.passed else what_failed(other),
+        rate=rate(whole),
+        other=rate(other) if other.passed else what_failed(other),
     )
 
 
@@ -425,7 +316,7 @@ def rails(
             "adapter {adapter}: {rate}, measured twice; the median of {number} adapters: {usual} GB/s",
             *(Evidence.seen(found.says, **found.values) for found in where),
             adapter=adapter,
-            rate=_rate(again) if again.passed else what_failed(again),
+            rate=rate(again) if again.passed else what_failed(again),
             number=len(adapters),
             usual=f"{usual / 1e9:.3g}",
         )

@@ -68,11 +68,16 @@ def fleet(command: Callable[..., list[str]]) -> Fleet:
 
 def rounds(into: Path) -> dict[str, list[dict[str, Any]]]:
     """Round → the ranks of all its groups."""
-    told = json.loads((into / "collectives.json").read_text())
+    told = map(json.loads, (into / "rounds.jsonl").read_text().splitlines())
     return {
-        one["round"]["name"]: [rank for group in one["groups"] for rank in group["ranks"]]
-        for one in told["rounds"]
+        one["round"]["name"]: [rank for group in one["groups"] for rank in group["ranks"]] for one in told
     }
+
+
+def seconds(into: Path) -> float:
+    """Of the round of all nodes."""
+    told = map(json.loads, (into / "rounds.jsonl").read_text().splitlines())
+    return next(one["seconds"] for one in told if one["round"]["name"] == "all together")
 
 
 def processes() -> list[str]:
@@ -115,8 +120,7 @@ def test_hang_costs_one_deadline_and_leaves_nothing(fleet: Fleet, tmp_path: Path
     together = rounds(tmp_path / "out")["all together"]
     assert {rank["ending"] for rank in together} == {"hung"}
     assert {rank["operation"] for rank in together} == {"all-gather of 2 B, bfloat16"}
-    told = json.loads((tmp_path / "out" / "collectives.json").read_text())
-    assert 8 <= told["rounds"][-1]["seconds"] < 20
+    assert 8 <= seconds(tmp_path / "out") < 20
     assert not processes()
 
 
@@ -142,14 +146,15 @@ def test_failed_call_is_told_by_its_rank_and_ends_the_round(
     assert failed["operation"].startswith(operation)
     assert failure in failed["failure"]
     assert not any(rank["ending"] == "done" for rank in together)
-    assert json.loads((tmp_path / "out" / "collectives.json").read_text())["rounds"][-1]["seconds"] < 60
+    assert seconds(tmp_path / "out") < 60
 
 
 def test_node_without_a_library_is_named_and_left_out(fleet: Fleet, tmp_path: Path) -> None:
     ended = fleet({"a": "", "b": "", "c": "healthy-single", "d": "no-such-profile"})
     assert ended.returncode == 11, ended
-    assert "c: no NCCL found; searched: " in ended.stdout
-    assert "d: no-such-profile: no such simulator profile" in ended.stdout
+    said = " ".join(ended.stdout.split())
+    assert "c takes no part: no NCCL found; searched: " in said
+    assert "d takes no part: no-such-profile: no such simulator profile" in said
     assert [rank["node"] for rank in rounds(tmp_path / "out")["all together"]] == ["a", "a", "b", "b"]
 
 
@@ -191,3 +196,31 @@ def _hanging() -> list[str]:
         except OSError:
             continue
     return found
+
+
+def test_node_of_four_is_named_and_the_run_is_resumed(fleet: Fleet, tmp_path: Path) -> None:
+    faults = "{call: all-reduce, do: corrupt-last, min: 1 MiB, transport: NET}"
+    nodes = {"a": "", "b": "", "c": faults, "d": ""}
+    ended = fleet(nodes, "--json")
+    assert ended.returncode == 12, ended
+    told = json.loads(ended.stdout)
+    assert told == json.loads((tmp_path / "out" / "collectives.json").read_text())
+    (finding,) = [result["finding"] for result in told["results"]]
+    assert (finding["status"], finding["key"], finding["values"]["who"]) == ("FAIL", "node", "c")
+    assert "element 524287" in json.dumps(finding["evidence"])
+    assert [one for one in rounds(tmp_path / "out") if "control" not in one] == [
+        "each node alone",
+        "all together",
+        "search, round 2: 2 groups",
+        "search, round 3: 2 groups",
+        "search, round 4: 1 group",
+        "search, round 5: 1 group",
+    ]
+    ended = fleet(nodes)
+    assert ended.returncode == 2
+    assert ended.stderr.endswith("has rounds already; name a new directory, or add --resume\n")
+    log = tmp_path / "out" / "rounds.jsonl"
+    before = log.read_text()
+    log.write_text("".join(before.splitlines(keepends=True)[:-1]) + "{")  # as of a killed run
+    assert fleet(nodes, "--resume").returncode == 12
+    assert log.read_text().splitlines()[:-1] == before.splitlines()[:-1]

@@ -61,8 +61,8 @@ def collectives(into: Path, *options: str) -> list[str]:
 
 def together(into: Path) -> list[dict[str, Any]]:
     """The ranks of the round of all nodes."""
-    told = json.loads((into / "collectives.json").read_text())
-    (found,) = [one for one in told["rounds"] if one["round"]["name"] == "all together"]
+    told = [json.loads(line) for line in (into / "rounds.jsonl").read_text().splitlines()]
+    (found,) = [one for one in told if one["round"]["name"] == "all together"]
     return [rank for group in found["groups"] for rank in group["ranks"]]
 
 

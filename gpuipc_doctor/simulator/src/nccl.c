@@ -556,6 +556,14 @@ static bool is_word(const char *stated, const char *word)
     return !strcmp(stated, "any") || (word && !strcmp(stated, word));
 }
 
+static bool spans_nodes(const struct comm *comm)
+{
+    for (int rank = 0; comm && rank < comm->size; rank++)
+        if (comm->away[rank])
+            return true;
+    return false;
+}
+
 static bool fits(struct fault *fault, enum call call, const struct comm *comm, uint64_t bytes, int peer, struct shape shape)
 {
     bool is_collective = call >= ALL_REDUCE && call <= RECV;
@@ -569,7 +577,8 @@ static bool fits(struct fault *fault, enum call call, const struct comm *comm, u
         return false;
     if ((fault->in_place && !shape.in_place) || (fault->split && !(comm && comm->is_split)))
         return false;
-    if (strcmp(fault->transport, "any") && strncmp(fault->transport, transport(), strlen(fault->transport)))
+    const char *carries = spans_nodes(comm) ? "NET/Socket/0" : transport();
+    if (strcmp(fault->transport, "any") && strncmp(fault->transport, carries, strlen(fault->transport)))
         return false;
     fault->calls_made++;
     return fault->nth ? fault->calls_made == fault->nth : fault->calls_made >= fault->from;

@@ -20,7 +20,8 @@ BASE = Round("", ())
 
 
 def examined(fabric: Fabric, **given: str) -> list[Finding]:
-    return list(examine(Rounds(fabric.meet, fabric.joined, BASE), given, TREE))
+    nodes = [*fabric.nodes, *given]
+    return list(examine(Rounds(fabric.meet, fabric.joined, BASE), nodes, given, TREE))
 
 
 def told(findings: Sequence[Finding]) -> list[str]:
@@ -86,7 +87,10 @@ def test_a_bad_node_is_told_with_what_failed_and_what_passes_without() -> None:
         "fails also by one adapter (NCCL_IB_HCA==mlx5_0)",
         "fails also without CUMEM (NCCL_CUMEM_ENABLE=0)",
     ]
-    assert found.remedy == "until it is repaired: NCCL_NET=Socket (40 GB/s instead of 40 GB/s)"
+    assert found.remedy == (
+        "keep jobs off it (--exclude=n5); there: gpuipc-doctor check --all; "
+        "until it is repaired: NCCL_NET=Socket (40 GB/s instead of 40 GB/s)"
+    )
 
 
 def test_a_failed_connection_is_told_with_both_ends() -> None:
@@ -170,13 +174,15 @@ def test_sockets_beside_adapters_are_a_warning_with_both_speeds() -> None:
 def test_a_resumed_run_repeats_no_round() -> None:
     saved: list[RoundResult] = []
     first = Fabric(NODES, [sim.hangs("n5")])
-    whole = list(examine(Rounds(first.meet, first.joined, BASE, save=saved.append), {}, TREE))
+    whole = list(examine(Rounds(first.meet, first.joined, BASE, save=saved.append), NODES, {}, TREE))
     again = Fabric(NODES, [sim.hangs("n5")])
-    assert list(examine(Rounds(again.meet, again.joined, BASE, saved=iter(saved[:4])), {}, TREE)) == whole
+    assert (
+        list(examine(Rounds(again.meet, again.joined, BASE, saved=iter(saved[:4])), NODES, {}, TREE)) == whole
+    )
     assert again.rounds == first.rounds[4:]
 
 
 def test_the_time_limit_ends_the_search() -> None:
     fabric = Fabric(NODES)
-    found = list(examine(Rounds(fabric.meet, fabric.joined, BASE, until=0), {}, TREE))
+    found = list(examine(Rounds(fabric.meet, fabric.joined, BASE, until=0), NODES, {}, TREE))
     assert told(found) == ["ERROR time-limit: the time limit ended the search after 0 rounds"]
