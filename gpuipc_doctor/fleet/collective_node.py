@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.standing import Standing
 
 TICK_S = 0.02
+SKEW_S = 3.0
+"""A round's deadlines on its nodes differ by less. A peer lost then was ended there, and both hung."""
 CONNECT_S = 5.0
 """Seconds to connect to one address of the head."""
 LOG_BYTES = 8 << 20
@@ -121,6 +123,7 @@ class _Place:
     _directory: Path | None = None
     _owes_id: bool = False
     _why_over: str = ""
+    _until: float = 0.0
 
     @property
     def is_busy(self) -> bool:
@@ -158,7 +161,8 @@ class _Place:
             env=asked["settings"],
         )
         run = partial(self.standing.session.run, "collectives", across.FILE, probe, stop=self._over)
-        self._running = self.thread.submit(run, until=time.monotonic() + asked["deadline_s"])
+        self._until = time.monotonic() + asked["deadline_s"]
+        self._running = self.thread.submit(run, until=self._until)
 
     def _write_id(self, unique_id: bytes) -> None:
         assert self._directory
@@ -174,7 +178,8 @@ class _Place:
         if self._running and self._running.done():
             ended = self._running.result()
             self._running = None
-            ranks = results(ended, self._asked, self.node, self._why_over)
+            is_late = time.monotonic() > self._until - SKEW_S
+            ranks = results(ended, self._asked, self.node, self._why_over, is_late=is_late)
             self.line.send({"number": self._asked["number"], "ranks": msgspec.to_builtins(list(ranks))})
             self._clear()
 
@@ -190,7 +195,9 @@ class _Place:
             self._directory = None
 
 
-def results(ended: ProbeOutcome, asked: Json, node: str, why_over: str) -> Iterator[RankResult]:
+def results(
+    ended: ProbeOutcome, asked: Json, node: str, why_over: str, *, is_late: bool = False
+) -> Iterator[RankResult]:
     """How each rank of this node ended."""
     for place, gpu in enumerate(asked["gpus"]):
         rank = asked["first"] + place
@@ -198,7 +205,11 @@ def results(ended: ProbeOutcome, asked: Json, node: str, why_over: str) -> Itera
         if role is None:
             yield RankResult(node, rank, gpu, Ending.FAILED, across.START, "its process was not started")
         else:
-            yield _result(role, _log(Path(ended.logs) / f"{role.role}.log"), node, rank, gpu, why_over)
+            log = _log(Path(ended.logs) / f"{role.role}.log")
+            found = _result(role, log, node, rank, gpu, why_over)
+            if found.ending is Ending.LOST and is_late:
+                found = replace(found, ending=Ending.HUNG, failure=why_over)
+            yield found
 
 
 def _result(role: RoleOutcome, log: str, node: str, rank: int, gpu: int, why_over: str) -> RankResult:

@@ -878,8 +878,12 @@ static bool progress(struct operation *o)
     struct comm *comm = o->comm;
     bool sends = o->call == SEND;
     if (comm->away[o->root]) {
-        ssize_t moved = sends ? send(comm->line[o->root], o->send + o->done, o->count - o->done, MSG_DONTWAIT | MSG_NOSIGNAL)
-                              : recv(comm->line[o->root], o->recv + o->done, o->count - o->done, MSG_DONTWAIT);
+        char came[PIECE];
+        uint64_t piece = o->count - o->done < PIECE ? o->count - o->done : PIECE;
+        ssize_t moved = sends ? send(comm->line[o->root], o->send + o->done, piece, MSG_DONTWAIT | MSG_NOSIGNAL)
+                              : recv(comm->line[o->root], came, piece, MSG_DONTWAIT);
+        if (!sends && moved > 0)
+            memcpy(o->recv + o->done, came, arriving(o, o->done, (uint64_t)moved));
         if (!moved || (moved < 0 && errno != EAGAIN)) {
             lose(comm, o->root);
             o->done = o->count;
