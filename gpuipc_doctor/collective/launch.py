@@ -59,6 +59,9 @@ def launches(ctx: Context) -> Iterator[Probe | Finding]:
             says = "{name} does not work between the instances of a GPU (MIG)"
             remedy = "switch MIG off (nvidia-smi -mig 0) on nodes whose jobs use several GPUs"
             yield Finding.skip("mig", says, remedy=remedy, name=name)
+        elif vendor.experimental:
+            says = "{name} is not tested: its calls are not those of NCCL"
+            yield Finding.skip("no-library", says, name=name)
         elif not found:
             says = "no {name} found on this node"
             searched = f"searched: {ctx.collectives.searched}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor.simulator.node import prepare
 from gpuipc_doctor.worker import descriptors
 from gpuipc_doctor.worker.backends.levelzero import handles
 from tests.conftest import LOADER
@@ -238,3 +240,46 @@ def test_handle_with_the_exporters_pid_is_opened_as_it_is() -> None:
     with handles.opened(packed) as here:
         assert here == handle
     os.close(memory)
+
+
+ON_SIMULATED = """
+import ctypes
+from contextlib import nullcontext
+from gpuipc_doctor.worker.backends import open_backend
+backend = open_backend("ze", lambda _: nullcontext())
+gpu = backend.gpu(backend.devices()[0])
+buffer = gpu.alloc(4096)
+"""
+READS = "print(ctypes.string_at(buffer.address, 1))"
+EXECUTES = """
+library, pointer, flags = ctypes.CDLL("libze_loader.so.1"), ctypes.c_void_p, ctypes.create_string_buffer(64)
+def made(create, *of):
+    handle = pointer()
+    assert getattr(library, create)(*map(pointer, of), flags, ctypes.byref(handle)) == 0, create
+    return handle
+context, device = backend.driver._context, gpu.contexts.device
+queue, commands = made("zeCommandQueueCreate", context, device), made("zeCommandListCreate", context, device)
+pattern = ctypes.c_uint32(0x12345678)
+fill = (commands, pointer(buffer.address), ctypes.byref(pattern), 4, ctypes.c_size_t(4096), None, 0, None)
+assert library.zeCommandListAppendMemoryFill(*fill) == library.zeCommandListClose(commands) == 0
+assert buffer.read(4) == bytes(4)
+for _ in range(2):
+    buffer.write(bytes(4096))
+    assert library.zeCommandQueueExecuteCommandLists(queue, 1, ctypes.byref(commands), None) == 0
+    assert buffer.read() == bytes.fromhex("78563412") * 1024
+print("executed")
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "says"),
+    [(READS, -signal.SIGSEGV, ""), (EXECUTES, 0, "executed\n")],
+    ids=["the host does not reach device memory", "a closed list is executed again"],
+)
+def test_simulated_driver(tmp_path: Path, program: str, code: int, says: str) -> None:
+    simulated = prepare(node(tmp_path), tmp_path)
+    environment = {**os.environ, **simulated.env}
+    environment["LD_LIBRARY_PATH"] += f":{LOADER}"
+    command = [sys.executable, "-c", ON_SIMULATED + program]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout) == (code, says), ran.stderr
