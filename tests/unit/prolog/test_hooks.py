@@ -139,7 +139,7 @@ def test_a_build_host_without_slurm_names_the_path_on_the_nodes(config: Path) ->
     done = hooks("slurm", "--config", config, "--scontrol", "/nowhere/scontrol")
     assert done.exit_code == 0
     assert "/nowhere/scontrol --oneliner show node" in done.stdout
-    assert "/nowhere/scontrol is not on this machine; nodes need it" in done.stderr
+    assert "/nowhere/scontrol is not on this machine; the nodes must have it" in done.stderr
 
 
 @pytest.mark.parametrize("named", [[], ["--scontrol", "scontrol-of-ours"]])
