@@ -39,7 +39,7 @@ class MpiGpuAware(SurveyCheck):
             which = {"mpi": seen["mpi"], "backend": backend}
             but = ", but not in {lacks}" if aware["lacks"] else ""
             lacks = " or ".join(aware["lacks"])
-            if not aware["able"] and done.params["simulated"]:
+            if not aware["able"] and backend in done.params["simulated"]:
                 says = "{mpi} accepts simulated {backend} memory (host memory); on a real GPU: {why_not}"
                 yield Finding.ok("takes-simulated", says, *evidence, why_not=aware["why_not"], **which)
             elif not aware["able"]:

@@ -60,7 +60,7 @@ def read_baselines(w: Worker) -> None:
 def of_mpi_library(ctx: Context) -> Iterable[Probe]:
     """Options: ``library`` (path; default: the one that mpi4py finds), ``chosen_by`` (origin of the choice),
     ``named`` (whether a user named it), ``environment`` (additional variables of the ranks) and ``simulated``
-    (whether device memory is host memory, which every MPI accepts)."""
+    (backends whose device memory is host memory, which every MPI accepts)."""
     backends = list(dict.fromkeys(device.backend for device in ctx.devices))
     if not backends:
         return
@@ -69,7 +69,7 @@ def of_mpi_library(ctx: Context) -> Iterable[Probe]:
         "library": ctx.options.get("library"),
         "chosen_by": ctx.options.get("chosen_by", "mpi4py's own search"),
         "named": ctx.options.get("named", False),
-        "simulated": ctx.options.get("simulated", False),
+        "simulated": ctx.options.get("simulated", []),
     }
     # Loading a library and its dependencies from a slow network file system can take long.
     yield Probe("", {"mpi": load_mpi}, params=params, deadline_s=30.0, env=ctx.options.get("environment", {}))

@@ -167,6 +167,8 @@ class SupportedVendor(Vendor):
     """Variables that give a process or a container instances of divided GPUs."""
     handles_have_numbers: bool = False
     """Whether a handle names its GPU by number, so that its opener must see the same GPUs."""
+    simulated_on_host: bool = True
+    """Whether simulated device memory is host memory to any program."""
     checks_topology: bool = False
     """Whether the driver may refuse peer access because of IOMMU and ACS."""
     experimental: bool = False
@@ -384,6 +386,7 @@ INTEL = SupportedVendor(
         not_permitted=frozenset({"ZE_RESULT_ERROR_INSUFFICIENT_PERMISSIONS"}),
         vague=frozenset({"ZE_RESULT_ERROR_UNKNOWN"}),
     ),
+    simulated_on_host=False,
     calls=Calls(initialise="zeInit", opens_memory="IpcHandle"),
     # Level Zero has contexts, memory of several parts and events to share; this backend does not use them.
     lacks=frozenset({"contexts", "memory-pools", "pool-ipc", "vmm-ipc", "fabric-handles", SHARED_EVENTS}),

@@ -10,6 +10,7 @@ from gpuipc_doctor.node import loaded, mpi_locate, mpi_verbosity
 from gpuipc_doctor.node.mpi_identity import identify
 from gpuipc_doctor.node.mpi_ranks import RankSetting
 from gpuipc_doctor.probe_types import Launch, MpiStack, Workaround
+from gpuipc_doctor.vendors import SUPPORTED
 
 COMPONENTS = frozenset({"mpich", "cray-mpich", "openmpi", "intel-mpi", "mvapich", "ucx"})
 """Names of facts about the node's MPI libraries and UCX."""
@@ -47,7 +48,7 @@ def stack(
 ) -> MpiStack:
     """The MPI for checks, with the backends whose device pointers it accepts.
 
-    Simulated device memory is host memory, so on a simulated node every MPI accepts it.
+    Where simulated device memory is host memory, every MPI accepts it.
     """
     from gpuipc_doctor.node import mpi_ipc_settings, mpi_transports  # most runs have no MPI
     from gpuipc_doctor.node.mpi_facts import Facts
@@ -55,6 +56,7 @@ def stack(
     facts = seen["facts"]
     identity = identify(facts["version_text"])
     aware = {backend: mpi_transports.gpu_aware(facts, backend) for backend in sorted(backends)}
+    on_host = [backend for backend in aware if SUPPORTED[backend].simulated_on_host]
     unable = [verdict for verdict in aware.values() if not verdict.able]
     able = frozenset(backend for backend, verdict in aware.items() if verdict.able)
     some = next(iter(able or aware))
@@ -69,7 +71,7 @@ def stack(
         library=facts["library"],
         launch=launch,
         has_gpu_path=bool(able),
-        takes=able or (frozenset(aware) if simulated else frozenset()),
+        takes=able or frozenset(on_host if simulated else ()),
         why_not=unable[0].why_not if unable else "",
         remedy=unable[0].remedy if unable else "",
         ipc_off=next((setting.env for setting in settings if setting.no_ipc), {}),

@@ -192,7 +192,7 @@ _INTEL_MPI = (
         (
             Condition(
                 lambda facts: (
-                    facts.variable(f"MPIR_CVAR_OFFLOAD_{facts.vendor.intel_mode.upper()}_LIBRARY") is not None
+                    facts.vendor.intel_first or facts.variable("MPIR_CVAR_OFFLOAD_CUDA_LIBRARY") is not None
                 ),
                 "{mpi} does not support {gpu}",
                 "use Intel MPI 2021.13 or later",
@@ -224,7 +224,11 @@ _INTEL_MPI = (
                 "2021.17 by trial, with Debian's libze1 and no driver of Intel's: MPI_Init fails in zeInit",
             ),
             Condition(
-                lambda facts: bool(facts.level_zero) or not facts.vendor.intel_first,
+                lambda facts: (
+                    not facts.vendor.intel_first
+                    or bool(facts.level_zero)
+                    or facts.variable("MPIR_CVAR_OFFLOAD_LEVEL_ZERO_LIBRARY") is None
+                ),
                 "it cannot load Level Zero's loader",
                 "set I_MPI_OFFLOAD_LEVEL_ZERO_LIBRARY to the path of libze_loader.so.1",
                 "MPI_T of 2021.17, description of MPIR_CVAR_OFFLOAD_LEVEL_ZERO_LIBRARY",

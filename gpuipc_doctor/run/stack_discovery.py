@@ -24,6 +24,7 @@ from gpuipc_doctor.report_types import CheckInfo
 from gpuipc_doctor.run.planner import Planner, info
 from gpuipc_doctor.run.survey_runner import SurveyRunner, asks_foreign
 from gpuipc_doctor.site.config import SiteConfig
+from gpuipc_doctor.vendors import SUPPORTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,9 @@ class StackDiscovery:
             "chosen_by": library.source,
             "named": named,
             "environment": {**setting.environment, **setting.preloading},
-            "simulated": bool(self.node.simulated),
+            "simulated": [
+                name for name, each in SUPPORTED.items() if self.node.simulated and each.simulated_on_host
+            ],
         }
         answers = self.surveys.ask(surveys.MPI_LIBRARY, options, devices)
         return next((answer.records["mpi"] for answer in answers if answer.completed), {})

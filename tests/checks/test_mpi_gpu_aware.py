@@ -31,7 +31,9 @@ def plan(context: Context) -> list[Probe | Finding]:
     return [*CHECK.probes(context), *surveys.of_mpi_library(context)]
 
 
-def conclude(records: dict[str, Any], *, named: bool = False, simulated: bool = False) -> list[Finding]:
+def conclude(
+    records: dict[str, Any], *, named: bool = False, simulated: tuple[str, ...] = ()
+) -> list[Finding]:
     role = RoleOutcome("mpi", Ending.COMPLETED, records=records)
     params = {"backends": ["cuda"], "library": "/opt/libmpi.so", "chosen_by": "--mpi-lib"}
     params |= {"named": named, "simulated": simulated}
@@ -48,7 +50,7 @@ def test_one_probe_asks_for_all_backends() -> None:
     options = {"library": "/opt/libmpi.so", "chosen_by": "--mpi-lib", "named": True}
     (probe,) = plan(Context((device("cuda"), device("cuda", 1), device("hip")), options=options))
     assert isinstance(probe, Probe)
-    assert probe.params == {"backends": ["cuda", "hip"], "simulated": False, **options}
+    assert probe.params == {"backends": ["cuda", "hip"], "simulated": [], **options}
 
 
 def test_no_device_is_a_skip() -> None:
@@ -85,7 +87,7 @@ def test_library_that_is_not_gpu_aware_fails_only_if_it_was_named(named: bool, s
 
 
 def test_simulated_memory_passes_and_the_answer_for_a_real_gpu_is_reported() -> None:
-    (finding,) = conclude(seen({"cuda": UNABLE}), named=True, simulated=True)
+    (finding,) = conclude(seen({"cuda": UNABLE}), named=True, simulated=("cuda",))
     assert (finding.status, finding.key) == (Status.PASS, "takes-simulated")
     assert "on a real GPU: its GPU support is off" in sentences.summary(finding)
 

@@ -128,6 +128,32 @@ def changed(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("text", "facts", "remedy"),
     [
+        (INTEL, changed(INTEL_ON, level_zero="libze_loader.so.1"), ""),
+        (
+            "Intel(R) MPI Library 2021.9 for Linux* OS",  # Intel's GPUs only
+            {"variables": {"MPIR_CVAR_ENABLE_GPU": 1}},
+            "",
+        ),
+        (
+            INTEL,
+            changed(INTEL_ON, level_zero="libze_loader.so.1", environment={"I_MPI_OFFLOAD_MODE": "cuda"}),
+            "set I_MPI_OFFLOAD_MODE=level_zero",
+        ),
+        (
+            INTEL,
+            changed(INTEL_ON, variables={"MPIR_CVAR_OFFLOAD_LEVEL_ZERO_LIBRARY": "libze_loader.so.1"}),
+            "set I_MPI_OFFLOAD_LEVEL_ZERO_LIBRARY to the path of libze_loader.so.1",
+        ),
+    ],
+)
+def test_intel_mpi_takes_intel_gpus_by_the_loader(text: str, facts: dict[str, Any], remedy: str) -> None:
+    aware = mpi_transports.gpu_aware(seen(text, **facts), "ze")
+    assert (aware.able, aware.remedy) == (not remedy, remedy)
+
+
+@pytest.mark.parametrize(
+    ("text", "facts", "remedy"),
+    [
         (MPICH_OFI, {}, "use a build of this MPI with CUDA (configure --with-cuda)"),
         (
             MPICH_OFI,
