@@ -147,9 +147,10 @@ def perform(
         if case.on == IDLE:
             w.wait_until(lambda: False, IDLE_S)
         if case.on == GRAPH:
-            launch = stream.capture(lambda: _queue(library, operations, stream))
-            launch()
-            launch()
+            with stream.capture(lambda: _queue(library, operations, stream)) as launch:
+                launch()
+                launch()
+                stream.synchronize()
         elif case.on == THREAD:
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(_queue, library, operations, stream).result()

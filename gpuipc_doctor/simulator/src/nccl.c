@@ -958,9 +958,20 @@ static bool is_capturing(void *stream)
 }
 
 struct kept { /* operations of a group, or one */
+    int ended; /* the driver sets it when the last graph with these has ended */
     int count;
+    struct kept *next;
     struct operation operations[];
 };
+static struct kept *all_kept;
+
+/* NCCL 2.28.9 waits in ncclCommDestroy for graphs with the communicator's operations (seen on an H200). */
+static void wait_for_graphs(const struct comm *comm)
+{
+    for (const struct kept *each = all_kept; each; each = each->next)
+        if (each->operations[0].comm == comm && !each->ended)
+            hang_here();
+}
 
 static void replay(void *what)
 {
@@ -978,7 +989,10 @@ static int keep_queue(void)
     struct kept *kept = malloc(sizeof *kept + (size_t)queued * sizeof *queue);
     if (!kept || !launch)
         abort();
+    kept->ended = 0;
     kept->count = queued;
+    kept->next = all_kept;
+    all_kept = kept;
     memcpy(kept->operations, queue, (size_t)queued * sizeof *queue);
     queued = 0;
     return launch(captured_by, replay, kept) ? UNHANDLED_CUDA_ERROR : SUCCESS;
@@ -1173,6 +1187,7 @@ static int end(struct comm *comm, enum call call)
 
 EXPORT int ncclCommDestroy(struct comm *comm)
 {
+    wait_for_graphs(comm);
     return end(comm, DESTROY);
 }
 

@@ -475,7 +475,8 @@ int sim_event_elapsed(float *ms, void *start, void *end)
     return SUCCESS;
 }
 
-/* ---- graphs: of functions of the host alone, as the simulated NCCL queues its operations ---- */
+/* ---- graphs: of functions of the host alone, as the simulated NCCL queues its operations. An int at the beginning
+ * of what a function is given becomes 1 when its graph has ended. ---- */
 
 struct launched {
     struct launched *next;
@@ -563,6 +564,7 @@ int sim_graph_destroy(void *graph)
         return SUCCESS;
     for (struct launched *node = wanted->first, *next; node; node = next) {
         next = node->next;
+        *(int *)node->what = 1;
         free(node);
     }
     free(wanted);

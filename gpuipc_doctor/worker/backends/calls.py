@@ -44,6 +44,7 @@ _BOTH = {
     "capture-end": ("cuStreamEndCapture", "hipStreamEndCapture"),
     "graph-instantiate": ("cuGraphInstantiate", "hipGraphInstantiateWithFlags"),
     "graph-launch": ("cuGraphLaunch", "hipGraphLaunch"),
+    "graph-program-destroy": ("cuGraphExecDestroy", "hipGraphExecDestroy"),
     "graph-destroy": ("cuGraphDestroy", "hipGraphDestroy"),
     "stream-wait-event": ("cuStreamWaitEvent", "hipStreamWaitEvent"),
     "event-create": ("cuEventCreate", "hipEventCreateWithFlags"),

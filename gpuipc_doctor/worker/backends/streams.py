@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from gpuipc_doctor.api.driver_errors import DriverError
@@ -70,7 +71,8 @@ class DriverStream:
     def synchronize(self) -> None:
         self._driver.call("stream-sync", self.handle)
 
-    def capture(self, queue: Callable[[], None]) -> Callable[[], None]:
+    @contextmanager
+    def capture(self, queue: Callable[[], None]) -> Iterator[Callable[[], None]]:
         self._driver.call("capture-begin", self.handle, self._driver.named("capture-of-thread"))
         try:
             queue()
@@ -78,7 +80,8 @@ class DriverStream:
             graph = self._driver.call("capture-end", self.handle)
         program = self._driver.call("graph-instantiate", graph, 0)
         self._driver.call("graph-destroy", graph)
-        return lambda: self._driver.call("graph-launch", program, self.handle)
+        yield lambda: self._driver.call("graph-launch", program, self.handle)
+        self._driver.call("graph-program-destroy", program)
 
     def is_busy(self) -> bool:
         return _is_pending(self._driver, "stream-query", self.handle)
