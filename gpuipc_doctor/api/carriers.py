@@ -16,21 +16,26 @@ COPIES = 2
 
 
 def may_tell_carriers(ctx: Context, devices: Sequence[Device]) -> bool:
-    """Whether UCX can print what carries MPI's device memory between these two GPUs (`telling`)."""
+    """Whether UCX or Open MPI can say what carries device memory between these two GPUs (`telling`)."""
     assert ctx.mpi is not None
     labels = {device.label for device in devices}
     is_pair = len(devices) > 1 and all(labels <= shown for shown in ctx.mpi.launch.shows)
-    return bool(ctx.mpi.ucx and ctx.mpi.has_gpu_path and is_pair)
+    may_say = ctx.mpi.ucx or ctx.mpi.family == "openmpi"
+    return bool(may_say and ctx.mpi.has_gpu_path and is_pair)
 
 
 def telling(launch: Launch) -> Launch:
-    """A launch in whose processes UCX prints each protocol at its first use: they must be the probe's own."""
-    return replace(launch, env={**launch.env, "UCX_PROTO_INFO": "y"})
+    """A launch in whose processes UCX prints each protocol at its first use, and Open MPI what connects the
+    ranks: they must be the probe's own."""
+    tells = {"UCX_PROTO_INFO": "y", "OMPI_MCA_ompi_display_comm": "mpi_init"}
+    return replace(launch, env={**launch.env, **tells})
 
 
 def record_carriers(w: Worker, carried: Mapping[str, Json], nbytes: int, seconds: float) -> None:
     """Record what carried messages of ``nbytes``, their speed, and the driver's if the host carried them."""
     names = [name for each in UCX_DEFAULTS for name in each.env]
+    if "mover" in carried:
+        names = ["OMPI_MCA_btl", "OMPI_MCA_pml"]
     chosen = {name: os.environ[name] for name in names if name in os.environ}
     speed = nbytes / seconds / 1e9
     w.record(carried=dict(carried), chosen=chosen, speed=speed)
@@ -58,12 +63,15 @@ def through_host(done: ProbeOutcome, role: str, kind: str = "device memory") -> 
     how, by = told.get("carried", {}).get("message", ("", ""))
     if how != "host" or "copied" not in told or len(done.devices) != 2:
         return None
+    [mover] = told["carried"].get("mover", ["UCX"])
     first, second = done.devices
     if second.label not in first.peers or first.label not in second.peers:
         return None
     set_here = [f"{name}={value}" for name, value in told["chosen"].items()]
     remedy = f"unset {', '.join(told['chosen'])}"
-    if kind != "device memory" and not set_here:
+    if mover != "UCX" and not set_here:
+        remedy = "let Open MPI use UCX or smcuda: see `btl` and `pml` in openmpi-mca-params.conf"
+    elif kind != "device memory" and not set_here:
         remedy = (
             "if UCX moves other device memory by peer access, send from plain allocations (PyTorch: "
             "expandable_segments:False), or try a newer UCX"
@@ -75,10 +83,11 @@ def through_host(done: ProbeOutcome, role: str, kind: str = "device memory") -> 
         )
     return Finding.warn(
         "through-host",
-        "UCX moves {kind} between peers by {by}: {speed} GB/s; the driver's copy: {copied} GB/s",
+        "{mover} moves {kind} between peers by {by}: {speed} GB/s; the driver's copy: {copied} GB/s",
         *carriers(told),
         *([Evidence.seen("set here: {settings}", settings=set_here)] if set_here else []),
         remedy=remedy,
+        mover=mover,
         kind=kind,
         by=by,
         speed=_rounded(told["speed"]),

@@ -134,7 +134,7 @@ class Fabric(Protocol):
         """Why this process may not give a program a PID namespace; empty if it may."""
 
     def carried(self, nbytes: int, backend: str) -> Mapping[str, Json]:
-        """The same, from what UCX printed in this process since the last call (``UCX_PROTO_INFO=y``)."""
+        """The same, from what UCX or Open MPI printed here since the last call: see `carriers.telling`."""
 
     def register_dmabuf(self, descriptor: int, address: int, nbytes: int) -> dict[str, list[str]]:
         """Register memory with each RDMA adapter: see `worker.verbs.register_dmabuf`."""

@@ -161,7 +161,9 @@ class Fabric:
             log.seek(max(self._read_to, size - _MAX_BYTES))
             text = log.read().decode(errors="replace")
         self._read_to = size
-        return {**ucx_protocols.carried(ucx_protocols.rows(text, nbytes), SUPPORTED[backend].mpi.ucx_ipc)}
+        ipc = SUPPORTED[backend].mpi.ucx_ipc
+        told = ucx_protocols.carried(ucx_protocols.rows(text, nbytes), ipc)
+        return {**(told or ucx_protocols.of_open_mpi(text))}
 
     def register_dmabuf(self, descriptor: int, address: int, nbytes: int) -> dict[str, list[str]]:
         """See `verbs.register_dmabuf`; empty if the descriptor is no dma-buf of the kernel (simulation)."""

@@ -1,7 +1,8 @@
 """What carried device memory through UCX, from the tables that UCX prints with ``UCX_PROTO_INFO=y``.
 
 UCX 1.14 and newer print a table for each kind of transfer that was used: the protocol by range of sizes. The
-tests have tables of 1.22.0. Older versions, and all with ``UCX_PROTO_ENABLE=n``, print none.
+tests have tables of 1.22.0. Older versions, and all with ``UCX_PROTO_ENABLE=n``, print none. Open MPI without
+UCX names what connects the ranks of a node (``OMPI_MCA_ompi_display_comm=mpi_init``; tests: 5.0.11).
 """
 
 from __future__ import annotations
@@ -26,6 +27,22 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 _OF_HOST = frozenset({"tcp", "sysv", "posix", "cma", "knem", "xpmem"})
 """UCX's transports through sockets or the host's memory (ucx_info -d)."""
+
+
+_BTL = re.compile(r"^ +on-host: +all connections are (\w+)$", re.MULTILINE)
+
+
+def of_open_mpi(text: str) -> dict[str, list[str]]:
+    """The same as `carried`, from Open MPI's summary: what moves all messages between ranks of this
+    node. Its first rank prints it for all.
+
+    Only tcp is known to pass through the host; sm and smcuda may use peer access.
+    """
+    named = _BTL.findall(text)
+    known = len(set(named)) == 1 and named[0] != "ucx"
+    if not known:
+        return {}
+    return {"message": [HOST if named[0] == "tcp" else OTHER, named[0]], "mover": ["Open MPI"]}
 
 
 def rows(text: str, nbytes: int) -> list[list[str]]:

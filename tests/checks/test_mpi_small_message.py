@@ -190,14 +190,17 @@ def test_rerun_leaves_out_the_failed_message(probe: str, operation: str, name: s
 PEERS = tuple(replace(one, peers=frozenset({"cuda:0", "cuda:1"}) - {one.label}) for one in TWO)
 
 
-def carried(kind: str, *hows: str, devices: tuple[Device, ...] = PEERS, wrong: str = "") -> Finding:
+def carried(
+    kind: str, *hows: str, devices: tuple[Device, ...] = PEERS, wrong: str = "", mover: str = ""
+) -> Finding:
     """The finding if the ranks' memory was carried so: ``host`` or ``peer``, or nothing is known."""
+    said = {"mover": [mover]} if mover else {}
     by = {"host": "tcp", "peer": "cuda_ipc"}
     records: dict[str, dict[str, Json]] = {
         f"rank {number}": {
             "node": "n1",
             "wrong": wrong,
-            "carried": {"message": [how, by[how]]} if how else {},
+            "carried": {"message": [how, by[how]], **said} if how else {},
             "chosen": {},
             "speed": 0.5,
             **({"copied": 40.0} if how == "host" else {}),
@@ -226,6 +229,14 @@ def test_no_warning_unless_a_better_path_is_granted_and_refused(
 ) -> None:
     finding = carried(kind, *hows, devices=devices)
     assert (finding.status, finding.key) == (Status.PASS, "carried")
+
+
+def test_open_mpi_by_tcp_between_peers_warns_as_its_first_rank_says() -> None:
+    finding = carried("device memory", "host", "", mover="Open MPI")
+    assert (finding.status, finding.key) == (Status.WARN, "through-host")
+    assert sentences.summary(finding).startswith("Open MPI moves device memory between peers by tcp: ")
+    assert "openmpi-mca-params.conf" in finding.remedy
+    assert carried("device memory", "host", "").status is Status.PASS  # UCX: one rank alone is not believed
 
 
 def test_wrong_data_of_a_kind_of_memory_fail() -> None:

@@ -122,3 +122,36 @@ def test_a_size_has_its_own_row() -> None:
 def test_tables_are_no_evidence_of_a_failure() -> None:
     told = message_pair.judge(1, f"{PEERS}[1795946629.1] [vm:1:0]  tcp_ep.c:1 UCX  ERROR refused\n", 2)
     assert told["said"] == "exit code 1: refused"
+
+
+OPEN_MPI = """\
+Host 0 [vm] ranks 0 - 1
+
+ host | 0
+======|=====
+    0 : tcp
+
+Connection summary: (pml)
+  on-host:  all connections are {btl}
+  off-host: all connections are n/a
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (OPEN_MPI.format(btl="tcp"), {"message": ["host", "tcp"], "mover": ["Open MPI"]}),
+        (
+            OPEN_MPI.format(btl="sm"),
+            {"message": ["other", "sm"], "mover": ["Open MPI"]},
+        ),  # may use peer access
+        (OPEN_MPI.format(btl="ucx"), {}),  # UCX itself knows better
+        (OPEN_MPI.replace("all", "some").format(btl="tcp"), {}),
+        ("", {}),
+    ],
+)
+def test_open_mpi_without_ucx_names_what_connects_ranks_of_a_node(
+    text: str, told: dict[str, list[str]]
+) -> None:
+    assert ucx_protocols.of_open_mpi(text) == told
