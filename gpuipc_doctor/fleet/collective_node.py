@@ -19,12 +19,13 @@ import msgspec  # noqa: TID253 - messages are those of `collective_types`
 from gpuipc_doctor.collective import across, channels
 from gpuipc_doctor.fleet.collective_facts import gather
 from gpuipc_doctor.fleet.collective_types import Ending, Joined, RankResult, Speed, Wrong
-from gpuipc_doctor.fleet.secret_line import Line, NotOurs, greet
+from gpuipc_doctor.fleet.secret_line import SECRET_BYTES, Line, NotOurs, greet
 from gpuipc_doctor.model import Json, MemoryShare
 from gpuipc_doctor.probe_types import Ending as RoleEnding
 from gpuipc_doctor.probe_types import Observed, Probe, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.standing import Standing
+from gpuipc_doctor.supervise import scratch
 
 TICK_S = 0.02
 SKEW_S = 3.0
@@ -49,6 +50,10 @@ class NoHead(Exception):
 
 def reach(addresses: Sequence[str], secret: bytes, name: str) -> Line:
     """The line to the head, by the first of its addresses that answers. Raises `NoHead`."""
+    if len(secret) != SECRET_BYTES:
+        raise NoHead(
+            "the run's secret did not come on standard input; `fleet collectives` starts this command"
+        )
     tried = []
     for address in addresses:
         host, _, port = address.rpartition(":")
@@ -131,7 +136,10 @@ class _Place:
 
     def take(self, message: Json) -> None:
         if "round" in message:
-            self._begin(message["round"])
+            try:
+                self._begin(message["round"])
+            except (OSError, scratch.NoPlace) as error:
+                self._fail(str(error))
         elif self._directory and "id" in message:
             self._write_id(bytes.fromhex(message["id"]))
         elif "stop" in message:
@@ -140,6 +148,9 @@ class _Place:
 
     def _begin(self, asked: Json) -> None:
         self._asked, self._over, self._why_over = asked, threading.Event(), ""
+        if stuck := self.standing.session.unkillable:
+            self._fail(f"not run after {stuck}")
+            return
         self._directory = self.standing.session.own_directory()
         self._owes_id = asked["first"] == 0
         devices = tuple(self.standing.devices[gpu] for gpu in asked["gpus"])
@@ -164,6 +175,16 @@ class _Place:
         self._until = time.monotonic() + asked["deadline_s"]
         self._running = self.thread.submit(run, until=self._until)
 
+    def _fail(self, why: str) -> None:
+        """Tell the head that no rank of this node was started."""
+        asked = self._asked
+        ranks = [
+            RankResult(self.node, asked["first"] + place, gpu, Ending.FAILED, across.START, why)
+            for place, gpu in enumerate(asked["gpus"])
+        ]
+        self.line.send({"number": asked["number"], "ranks": msgspec.to_builtins(ranks)})
+        self._clear()
+
     def _write_id(self, unique_id: bytes) -> None:
         assert self._directory
         draft = self._directory / "draft"
@@ -176,8 +197,12 @@ class _Place:
             self._owes_id = False
             self.line.send({"number": self._asked["number"], "id": file.read_bytes().hex()})
         if self._running and self._running.done():
-            ended = self._running.result()
-            self._running = None
+            running, self._running = self._running, None
+            try:
+                ended = running.result()
+            except OSError as error:  # the disk is full, for example
+                self._fail(str(error))
+                return
             is_late = time.monotonic() > self._until - SKEW_S
             ranks = results(ended, self._asked, self.node, self._why_over, is_late=is_late)
             self.line.send({"number": self._asked["number"], "ranks": msgspec.to_builtins(list(ranks))})

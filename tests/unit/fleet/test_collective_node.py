@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpuipc_doctor.fleet.collective_node import network, results
+from gpuipc_doctor.fleet.collective_node import NoHead, _Place, network, reach, results
 from gpuipc_doctor.fleet.collective_types import Ending, RankResult
 from gpuipc_doctor.model import DriverFault
 from gpuipc_doctor.probe_types import Ending as RoleEnding
 from gpuipc_doctor.probe_types import ProbeOutcome, RoleOutcome
+from gpuipc_doctor.supervise import scratch
 
 HOST = "n1:7:9 [0] "
 
@@ -34,6 +37,10 @@ HOST = "n1:7:9 [0] "
 )
 def test_what_carries_data_between_nodes_is_read_from_the_log(line: str, told: str) -> None:
     assert network(f"{HOST}NCCL INFO NET/IB : No device found.\n{HOST}{line}\n") == told
+
+
+def _no_place() -> None:
+    raise scratch.NoPlace("no directory for the run's files: /tmp is full")
 
 
 ASKED = {"gpus": [0, 2], "first": 4}
@@ -99,3 +106,39 @@ def test_rank_that_was_killed_or_not_started(tmp_path: Path) -> None:
     assert (found.ending, found.failure) == (Ending.FAILED, "crashed by SIGSEGV")
     outcome = ProbeOutcome("", (), {}, {}, None, 1.0, stopped="interrupted")
     assert {each.ending for each in results(outcome, ASKED, "n1", "")} == {Ending.FAILED}
+
+
+class _Sent:
+    """A line to the head that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.messages.append(message)
+
+
+@pytest.mark.parametrize(
+    ("session", "why"),
+    [
+        ({"unkillable": "rank 0 (pid 7), which SIGKILL did not end"}, "not run after rank 0 (pid 7)"),
+        ({"unkillable": "", "own_directory": _no_place}, "no directory for the run's files"),
+    ],
+)
+def test_ranks_that_cannot_be_started_have_failed_at_once(session: dict[str, Any], why: str) -> None:
+    line = _Sent()
+    standing: Any = SimpleNamespace(session=SimpleNamespace(**session))
+    with ThreadPoolExecutor(1) as thread:
+        place = _Place(line, standing, "n1", thread)  # type: ignore[arg-type]
+        place.take({"round": {**ASKED, "number": 3}})
+        place.tell()
+        assert not place.is_busy
+    (sent,) = line.messages
+    assert sent["number"] == 3
+    assert [(rank["rank"], rank["ending"]) for rank in sent["ranks"]] == [(4, "failed"), (5, "failed")]
+    assert sent["ranks"][0]["failure"].startswith(why)
+
+
+def test_command_without_a_secret_says_who_starts_it() -> None:
+    with pytest.raises(NoHead, match="fleet collectives"):
+        reach(["127.0.0.1:1"], b"", "n1")
