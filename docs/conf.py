@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections import defaultdict
+from collections import Counter, defaultdict
+from functools import cache
 from importlib.metadata import metadata
 from pathlib import Path
 
@@ -117,13 +118,23 @@ def check_page(item: LoadedCheck, faults: list[tuple[str, str]]) -> str:
     )
 
 
-def searched(entry: KnownIssue | Message, says: str) -> str:
-    """A page's title: the text of a log that people search for, without ranks and times before it, else what
-    the entry says."""
+def logged(entry: KnownIssue | Message) -> str:
+    """The line of a log that people search for, without ranks and times before it; empty if there is none."""
     samples = (signature.sample for signature in entry.signatures if not signature.finding)
     lines = (" ".join(line.split()) for sample in samples for line in sample.splitlines()[:1])
-    bare = (re.sub(r"^(\[[^]]*\]:? *)+", "", line) or line for line in lines)
-    return escaped(textwrap.shorten(next(filter(None, bare), says), 110, placeholder=" …"))
+    return next((re.sub(r"^(\[[^]]*\]:? *)+", "", line) or line for line in lines if line), "")
+
+
+@cache
+def pages_of_lines() -> Counter[str]:
+    return Counter(map(logged, (*knownissues.load(), *knownissues.load_messages())))
+
+
+def searched(entry: KnownIssue | Message, says: str) -> str:
+    """A page's title: the line of a log, else, and if several pages have that line, what the entry says."""
+    line = logged(entry)
+    title = line if pages_of_lines()[line] == 1 else says
+    return escaped(textwrap.shorten(title, 110, placeholder=" …"))
 
 
 def entry_page(
