@@ -61,3 +61,11 @@ def test_bindings_that_lack_the_fields_or_the_call_report_nothing() -> None:
     with pytest.raises(DriverError) as raised:
         old._counters(object(), 2)
     assert raised.value.fault == DriverFault("nvmlDeviceGetFieldValues", 13, "not in this nvidia-ml-py")
+
+
+@pytest.mark.parametrize("structures", [[], ["c_nvmlGpuFabricInfo_t"], ["c_nvmlGpuFabricInfo_v3_t"]])
+def test_binding_or_driver_without_the_fabric_call_reports_no_fabric(structures: list[str]) -> None:
+    old = nvml({})
+    for name in structures:
+        setattr(old._api, name, getattr(pynvml, name))  # the function is missing: nvidia-ml-py 13 without 535
+    assert old._fabric(object()) == {}
