@@ -40,8 +40,10 @@ class Picture:
     def screen(self) -> str:
         """The lines to draw, the typed command first."""
         typed = f"$ {self.command}\n"
-        _, _, rest = (DOCS / self.page).read_text().partition(f"\n{typed}")
+        _, found, rest = (DOCS / self.page).read_text().partition(f"\n{typed}")
         shown, _, _ = rest.partition("```")
+        if not found or self.until not in shown:
+            raise ValueError(f"{self.page}: no screen of {self.command!r} with {self.until!r}")
         if self.until:
             before, mark, after = shown.partition(self.until)
             line, _, omitted = after.partition("\n")
