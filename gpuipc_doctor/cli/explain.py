@@ -106,7 +106,8 @@ class _Known:
 
     def _check_page(self, item: LoadedCheck) -> str:
         told = inspect.getdoc(loader.module(item.file)) or "(the check's file has no docstring)"
-        breaks, do = self._table["checks"].get(item.check.id, ("", ""))
+        breaks, do, *source = self._table["checks"].get(item.check.id, ("", ""))
+        by = source[0] if source else "none read: concluded from the calls that these jobs make"
         issues = [entry for entry in self.entries.values() if isinstance(entry, KnownIssue)]
         return "\n".join(
             [
@@ -114,6 +115,7 @@ class _Known:
                 "",
                 *(wrap(breaks, COLUMNS, "breaks    ") if breaks else ()),
                 *(wrap(do, COLUMNS, "do        ", to_copy=True) if do else ()),
+                *(wrap(by, COLUMNS, "source    ", to_copy=True) if breaks else ()),
                 *[""] * bool(breaks),
                 *_reflowed(told),
                 "",

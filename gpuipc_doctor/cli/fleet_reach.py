@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 options_of = options.table(
     click.option(
-        "-w", "--nodes", "nodes", metavar="NODES", help="A node set: nid[0001-0128], @gpu, x[1-3]c[0-7]."
+        "-w",
+        "--nodes",
+        "nodes",
+        metavar="NODES",
+        help="A node set: nid[0001-0128], @gpu, x[1-3]c[0-7].",
+        shell_complete=options.complete_nodes,
     ),
     click.option("-p", "--partition", metavar="NAME", help="The nodes of this Slurm partition."),
     click.option("--reservation", metavar="NAME", help="The nodes of this reservation."),

@@ -117,7 +117,8 @@ class JobOptions:
 )
 @click.option("--gpu", metavar="cuda:N", default="",
               help="The jobs that use this GPU (numbered in PCI order).")  # fmt: skip
-@click.option("-w", "--nodes", metavar="NODES", default="", help="Examine these nodes (a node set).")
+@click.option("-w", "--nodes", metavar="NODES", default="", help="Examine these nodes (a node set).",
+              shell_complete=options.complete_nodes)  # fmt: skip
 @click.option("--this-node", is_flag=True, help="With --slurm, examine only this node.")
 @click.option("--part", is_flag=True, hidden=True)
 @click.option("--via", type=click.Choice(["auto", "slurm", "flux", "ssh"]), default="auto", show_default=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -131,6 +131,28 @@ def complete(*kinds: str) -> Callable[..., list[str]]:
         return sorted(name for name in found if name.startswith(begun))
 
     return names
+
+
+HOSTS = Path("/etc/hosts")
+
+
+def complete_nodes(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
+    """A shell's completions of a node set's last name: nodes with a report in ``--into``, else of /etc/hosts.
+
+    No batch system and no command is asked: a completion must not wait.
+    """
+    before, comma, name = begun.rpartition(",")
+    into, known = ctx.params.get("into"), set[str]()
+    with suppress(OSError):
+        known = {file.stem for file in Path(into).iterdir() if file.suffix == ".json"} if into else known
+    with suppress(OSError, UnicodeDecodeError):
+        if not known:
+            lines = [
+                line.partition("#")[0].split() for line in HOSTS.read_text(encoding="utf-8").splitlines()
+            ]
+            known = {host for _, *hosts in filter(None, lines) for host in hosts}
+            known = {host for host in known if not host.startswith(("localhost", "ip6-"))}
+    return [f"{before}{comma}{node}" for node in sorted(known) if node.startswith(name)]
 
 
 class Choice(click.Choice[str]):

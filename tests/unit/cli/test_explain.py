@@ -89,7 +89,18 @@ def test_check_begins_with_the_jobs_that_break_and_ends_with_the_public_report()
 def test_every_check_says_which_jobs_break_and_what_to_do() -> None:
     rows = tables.table(explain.TABLE)["checks"]
     assert set(rows) == set(loader.built_in())
-    assert all(len(row) == 2 and all(row) for row in rows.values())
+    assert all(len(row) in (2, 3) and all(row) for row in rows.values())
+    assert all(source.startswith("https://") for row in rows.values() for source in row[2:])
+
+
+def test_what_no_document_says_is_called_a_conclusion() -> None:
+    known = explain.known_here()
+    [with_document], [without] = list(known.answers("ipc-fabric")), list(known.answers("ipc-reopen"))
+    assert (
+        "source    https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/imexchannels.html"
+        in with_document
+    )
+    assert "source    none read: concluded from" in without
 
 
 KEYS = Path(__file__).parents[2] / "golden/finding_keys.txt"

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -80,3 +81,26 @@ def test_colours_are_for_terminals_that_have_them(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     assert stdio.has_color() is has
+
+
+def test_nodes_are_completed_from_reports_else_from_the_hosts_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = click.Command("fleet")
+    ctx = click.Context(command)
+    hosts = tmp_path / "hosts"
+    hosts.write_text(
+        "127.0.0.1 localhost\n10.0.0.1 gpu01 gpu01.site # first\n10.0.0.2 gpu02\n::1 ip6-loopback\n"
+    )
+    monkeypatch.setattr(options, "HOSTS", hosts)
+    param = click.Option(["-w"])
+    assert options.complete_nodes(ctx, param, "") == ["gpu01", "gpu01.site", "gpu02"]
+    assert options.complete_nodes(ctx, param, "gpu01,gpu02") == ["gpu01,gpu02"]
+    ctx.params["into"] = tmp_path / "after"
+    assert options.complete_nodes(ctx, param, "gpu02") == ["gpu02"]  # no such directory yet
+    (tmp_path / "after").mkdir()
+    (tmp_path / "after/nid0001.json").touch()
+    assert options.complete_nodes(ctx, param, "") == ["nid0001"]
+    monkeypatch.setattr(options, "HOSTS", tmp_path / "none")
+    ctx.params.clear()
+    assert options.complete_nodes(ctx, param, "") == []
