@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import posixpath
 import re
 import textwrap
 from collections import Counter, defaultdict
@@ -266,7 +267,7 @@ def index_for_machines(app: Sphinx, failure: Exception | None) -> None:
     rows = defaultdict[str, str](str)
     urls = ""
     for page in sorted(app.env.found_docs):
-        address = f"{app.config.html_baseurl}{page}.html"
+        address = posixpath.join(app.config.html_baseurl, f"{page}.html")
         title = re.sub(r"([][])", r"\\\1", app.env.titles[page].astext())
         kind = re.match(r"generated/(check|issue|message)-", page)
         rows[f"{kind[1]}s" if kind else "pages"] += f"- [{title}]({address})\n"
