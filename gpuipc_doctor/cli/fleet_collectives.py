@@ -233,9 +233,8 @@ def _run(head: Head, found: _Gathered, reach: fleet_reach.Reach, largest: int) -
         base = Round("", (), sizes=sizes, deadline_s=reach.deadline)
         saved, save = found.log.earlier, found.log.add
         rounds = collectives.Rounds(meet, head.joined, base, found.until, saved, save, found.rounds)
-        # A process that has ended by itself has said why; its connection only shows that it has.
         gone = [node for node in found.nodes if node not in joined]
-        absent = {node: found.absent.get(node) or head.lost.get(node, "no answer") for node in gone}
+        absent = {node: head.lost.get(node) or found.absent.get(node, "no answer") for node in gone}
         for finding in collectives.examine(rounds, found.nodes, absent, found.topology):
             found.findings.append(finding)
     except Closed:

@@ -35,6 +35,9 @@ GRACE_S = 20.0
 GREETINGS = 32
 """Maximum connections that are being greeted at a time; more are closed."""
 
+WORDS_S = 5.0
+"""Seconds from the loss of a node's connection until its launcher has brought its last words."""
+
 LOST = "the node's process has lost its connection to the head"
 
 
@@ -62,7 +65,8 @@ class Head:
         self._number = 0
         self.joined: dict[str, Joined] = {}
         self.lost: dict[str, str] = {}
-        """Node that joined and is gone → why."""
+        """Node that came and is gone → why."""
+        self._lost_at: dict[str, float] = {}
 
     def gather(self, absent: Callable[[], Mapping[str, str]], seconds: float) -> dict[str, Joined]:
         """Wait until each node has joined, or is ``absent`` by its launcher's word, or the time is over; no
@@ -71,7 +75,7 @@ class Head:
         all_nodes = set(self._names.values())
         with ThreadPoolExecutor(GREETINGS) as greeters, selectors.DefaultSelector() as ready:
             ready.register(self._server, selectors.EVENT_READ)
-            while time.monotonic() < until and all_nodes - set(self.joined) - set(self.lost) - set(absent()):
+            while time.monotonic() < until and all_nodes - set(self.joined) - self._gone - set(absent()):
                 self._see_open()
                 for key, _ in ready.select(TICK_S):
                     if key.fileobj is self._server:
@@ -96,9 +100,17 @@ class Head:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
         self._server.close()
+        for node in [node for node, why in self.lost.items() if why == LOST]:
+            self.lost[node] = absent().get(node, LOST)
         for node in set(self._lines) - set(self.joined) - set(self.lost):
             self._lose(node, f"it came, but did not list its GPUs within {seconds:g} s")
         return self.joined
+
+    @property
+    def _gone(self) -> set[str]:
+        """Lost nodes of which no more words will come."""
+        soon = time.monotonic() - WORDS_S
+        return {node for node, why in self.lost.items() if why != LOST or self._lost_at[node] < soon}
 
     def _greet(self, connection: socket.socket) -> None:
         try:
@@ -140,7 +152,7 @@ class Head:
                 self._lose(node, LOST)
 
     def _lose(self, node: str, why: str) -> None:
-        self.lost[node] = why
+        self.lost[node], self._lost_at[node] = why, time.monotonic()
         self.joined.pop(node, None)
         self._lines[node].close()
 

@@ -115,10 +115,12 @@ def test_interface_that_a_node_lacks_fails_its_start(tmp_path: Path) -> None:
     ("fault", "operation"),
     [
         ("{call: all-gather, do: swap, rank: 2}", "all-gather"),
-        ("{call: reduce-scatter, do: twice, rank: 2}", "reduce-scatter"),
+        pytest.param("{call: reduce-scatter, do: twice, rank: 2}", "reduce-scatter", marks=pytest.mark.full),
         ("{call: recv, do: cut, rank: 2, peer: 0, bytes: 8 B}", "all-to-all"),
-        ("{call: recv, do: corrupt-last, rank: 2, peer: 1, min: 64 KiB}", "ring"),
-        ("{call: all-reduce, do: overrun, rank: 2}", "all-reduce"),
+        pytest.param(
+            "{call: recv, do: corrupt-last, rank: 2, peer: 1, min: 64 KiB}", "ring", marks=pytest.mark.full
+        ),
+        pytest.param("{call: all-reduce, do: overrun, rank: 2}", "all-reduce", marks=pytest.mark.full),
     ],
 )
 def test_wrong_data_of_each_operation_is_found(tmp_path: Path, fault: str, operation: str) -> None:

@@ -115,6 +115,24 @@ def test_node_of_another_version_is_left_out(head: Head) -> None:
     assert head.lost == {"b": "another version of the tool runs there"}
 
 
+def test_node_that_ends_before_it_joins_is_told_by_its_last_words(head: Head) -> None:
+    """Its launcher brings them a moment after its connection is gone."""
+    came = threading.Event()
+    come(head, "a", passes)
+
+    def goes() -> None:
+        with socket.create_connection(("127.0.0.1", head.port)) as connection:
+            greet(connection, SECRET, "b")
+        came.set()
+
+    threading.Thread(target=goes).start()
+    ends = time.monotonic() + 1
+    words = {"b": "no such simulator profile"}
+    assert list(head.gather(lambda: words if time.monotonic() > ends else {}, 20)) == ["a"]
+    assert head.lost == words
+    assert came.is_set()
+
+
 def test_node_that_goes_in_a_round_is_silent_and_the_others_are_ended(head: Head) -> None:
     stops: list[Json] = []
 
