@@ -11,7 +11,7 @@ import click
 from gpuipc_doctor.cli import formats, options, saved
 from gpuipc_doctor.files.writing import OutputFile
 
-COMPONENTS = ["nvidia", "amd", "ucx", "openmpi", "mpich", "libfabric", "nccl", "hpe"]
+COMPONENTS = ["nvidia", "amd", "ucx", "openmpi", "mpich", "libfabric", "nccl", "hpe", "hardware"]
 _of_ticket = options.table(
     click.option("--for", "component", type=options.Choice(COMPONENTS),
                  help="Component whose maintainers get it.  [default: from the failed call and stacks]"),

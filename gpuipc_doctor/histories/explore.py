@@ -133,7 +133,10 @@ def replay_leak(bench: Bench, history: History, name: str) -> Disagreement | Non
     if found or not process:
         return None
     much = f"{growth / 1024:.0f} KiB" if name in leaks.BYTES else f"{growth:.0f}"
-    says = f"{leaks.WORDS[name]} of process {process} grow by {much} with each of {history.times} repetitions"
+    grow = "grows" if name in ("device", "host") else "grow"
+    says = (
+        f"{leaks.WORDS[name]} of process {process} {grow} by {much} with each of {history.times} repetitions"
+    )
     return Disagreement(len(history.operations) - 1, "leak", "", name, "", says)
 
 

@@ -331,7 +331,7 @@ def _skips(report: Report, shown: Sequence[Paragraph]) -> Iterator[Block]:
     """What was not tested. In a whole run, one paragraph without remedies; who names a check gets these."""
     reasons = [
         f"{title(report, paragraph)}: {sentences.summary(paragraph.finding)}"
-        + "; the others with other figures" * paragraph.figures_differ
+        + "; likewise for the others" * paragraph.figures_differ
         for paragraph in shown
     ]
     if report.whole and len(reasons) > 1:

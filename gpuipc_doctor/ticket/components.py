@@ -19,6 +19,9 @@ SHIPPED = Path(__file__).with_name("components.yaml")
 _OF_A_LIBRARY = {Cause.KERNEL, Cause.DEVICE_BUSY, Cause.MESSAGE_LOST, Cause.ALL_WAIT, Cause.FINALIZE}
 """What can be a library's fault. Of other jobs a rank is late, ended or in another call by its own code."""
 
+_HARDWARE = {"links-down", "lost-links", "off-bus", "gpu-lost", "rows-failed", "recovery-required"}
+"""Keys of findings about a part that is replaced, not mended by a new driver."""
+
 _FAMILIES = ("cray-mpich", "openmpi", "mpich")
 _IN_LIBRARY = re.compile(r"\(([\w.+-]+\.so[\w.]*)\)|^\[([\w.+-]+\.so[\w.]*)\]")
 """The library in a frame: ``function (file)`` or ``[file]``."""
@@ -97,6 +100,8 @@ def _candidates(subject: Subject) -> Iterator[Component | None]:
     if subject.confirmed:
         yield from map(_owner, subject.confirmed)  # none for an issue of another component, such as PyTorch
         return
+    if subject.bad and subject.bad[0].finding.key in _HARDWARE:
+        yield load()["hardware"]
     calls = [str(paragraph.finding.values.get("call", "")) for paragraph in subject.bad]
     yield from (_named("calls", call) for call in (*calls, *(role.operation for role in subject.culprits)))
     for frame in (frame for frames in subject.stacks.values() for frame in frames):
