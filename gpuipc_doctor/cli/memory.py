@@ -57,7 +57,8 @@ def command(
 
     Reads NVML for NVIDIA GPUs, else the kernel. No context is created, so no device memory is used. Also
     lists processes with device files open but without memory on a GPU, and files of CUDA, NCCL, vLLM, PyTorch
-    and UCX in /dev/shm that no process has open. Nothing is removed. GPUs are numbered in PCI order. With
+    and UCX in /dev/shm that no process has open. Nothing is removed. GPUs are numbered in PCI order. To
+    practise without a GPU: --simulate gpu-users. With
     --watch, growth is per minute over the last 30 samples; "level" means that no growth is distinguishable.
     """
     if not watch and (interval or log_file):
