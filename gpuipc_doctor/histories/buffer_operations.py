@@ -332,7 +332,8 @@ class Ask(Use):
     anywhere = True
 
     def refuse(self, m: State, op: Operation) -> str:
-        is_allocation = m.own(op, "buffer", "mapping")
+        of_others = ("mapping",) if m.allows("ask for the size of another's memory") else ()
+        is_allocation = m.own(op, "buffer", *of_others)
         return super().refuse(m, op) or ("" if is_allocation else "not an allocation")
 
     def apply(self, m: State, op: Operation) -> Expected:
