@@ -3,9 +3,9 @@
 Memory is exported, then a part of it, and VMM memory. Freed memory must stay in its dma-buf, and memory that
 is allocated instead must have its own. A thousand exports must leave no descriptor behind. Exported memory
 must be released when it is freed; the control is VMM memory that is not exported. What the driver states
-(`CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`) must be so.
+(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED) must be so.
 
-The data is read if a dma-buf can be mapped. NVIDIA's driver refuses that (`nv_dma_buf_mmap` in
+The data is read if a dma-buf can be mapped. NVIDIA's driver refuses that (nv_dma_buf_mmap in
 open-gpu-kernel-modules), so that only an adapter reads its dma-bufs: the check then says that the data was
 not read, and shows only that exports succeed, are large enough and are released.
 
@@ -77,7 +77,10 @@ class IpcDmabuf(Check):
         bad = [finding for each in leak_reports(done) for finding in each.judge(ODD_BYTES, KEPT)]
         if wrong := seen["wrong"]:
             says = "a dma-buf does not show the memory that was exported"
-            bad.append(Finding.fail("wrong-data", says, *wrong[:3], times=len(wrong)))
+            remedy = (
+                "update the driver; until then use no dma-bufs: NCCL_DMABUF_ENABLE=0, UCX_CUDA_COPY_DMABUF=no"
+            )
+            bad.append(Finding.fail("wrong-data", says, *wrong[:3], remedy=remedy, times=len(wrong)))
         if seen["claimed"] is False:
             says = "dma-bufs work, but the driver states that the GPU has none"
             remedy = "UCX, NCCL and libfabric ask first: they will not use them; update the driver"
