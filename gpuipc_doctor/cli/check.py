@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -12,10 +17,11 @@ from gpuipc_doctor.cli import check_options, formats, options, run_as
 from gpuipc_doctor.cli.check_options import CheckOptions
 from gpuipc_doctor.cli.progress import Silent, progress
 from gpuipc_doctor.cli.stdio import say
-from gpuipc_doctor.files import writing
-from gpuipc_doctor.model import Exit
+from gpuipc_doctor.files import python, writing
+from gpuipc_doctor.model import Exit, Finding, Status
+from gpuipc_doctor.present.text import counted
 from gpuipc_doctor.report import exits
-from gpuipc_doctor.report_types import Report
+from gpuipc_doctor.report_types import Report, Result
 from gpuipc_doctor.run import engine, preview_content
 from gpuipc_doctor.vendors import SUPPORTED, installed
 
@@ -41,6 +47,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     if strange := options.not_of_this_node(config):
         say(strange)
     request = asked.request(config)
+    others = _nodes_of_collectives(asked)
     if asked.dry_run:
         with options.node(asked.simulate) as node:
             preview = engine.dry_run(request, config, node, Silent())
@@ -51,6 +58,8 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     with options.node(asked.simulate) as node:
         with progress() as watcher:
             report = engine.run(request, config, node, watcher)
+        if others and not report.interrupted:
+            report = _with_collectives(report, others, asked)
         exit_code = exits.code(report, strict=asked.strict, nagios=asked.exit_style == "nagios")
         written = _write(report, file, exit_code)
         written = _draw(report, asked.plots) and written
@@ -59,6 +68,58 @@ def command(ctx: click.Context, /, **given: Any) -> None:
         if asked.all_checks and not asked.for_programs and asked.exit_style == "default":
             _name_example(report)
     ctx.exit(exit_code)
+
+
+def _nodes_of_collectives(asked: CheckOptions) -> list[str]:
+    """The nodes over which collectives run, too; none unless asked for. Raises `click.UsageError`."""
+    from gpuipc_doctor.fleet import nodeset
+
+    if asked.nodes < 2 or asked.partner or not asked.all_checks:
+        return []
+    named = os.environ.get("SLURM_JOB_NODELIST")
+    found = nodeset.expand(named) if named else []
+    if len(found) < asked.nodes and asked.nodes > 2:
+        there = counted(len(found), "node") if found else "no allocation"
+        raise click.UsageError(f"--nodes {asked.nodes}, but there is {there}: salloc -N {asked.nodes}")
+    return found[: asked.nodes] if len(found) > 1 else []
+
+
+def _with_collectives(report: Report, nodes: Sequence[str], asked: CheckOptions) -> Report:
+    """The report, with the results of `fleet collectives` over the nodes."""
+    from gpuipc_doctor.fleet import collective_report
+    from gpuipc_doctor.report import report_json
+
+    given = [("--backend", asked.backend), ("--nccl-lib", asked.nccl_lib), ("--config", asked.config_file),
+             ("--simulate", asked.simulate), *(("--device", device) for device in asked.devices)]  # fmt: skip
+    words = [word for option, value in given if value for word in (option, str(value))]
+    with tempfile.TemporaryDirectory(prefix="gpuipc-doctor-") as into:
+        command = ["fleet", "collectives", "--into", into, "--json", "-w", ",".join(nodes)]
+        if asked.budget:
+            command.append(f"--budget={max(asked.budget - report.elapsed_s, 1)}")
+        running = subprocess.Popen(
+            [*python.module("gpuipc_doctor"), *command, "--", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            told, said = running.communicate()
+        except KeyboardInterrupt:  # it ends its ranks on all nodes, and reports
+            told, said = running.communicate()
+    try:
+        over = report_json.loads(told)
+    except report_json.BadDocument:
+        why = said.decode(errors="replace").strip().rpartition("\n")[2].removeprefix("Error: ")
+        skipped = Finding.skip("not-over-nodes", "not run over several nodes: {why}", why=why)
+        is_refused = running.returncode == Exit.USAGE
+        finding = skipped if is_refused else replace(skipped, status=Status.ERROR)
+        info, result = collective_report.INFO, Result(collective_report.INFO.id, finding)
+        return replace(report, checks=(*report.checks, info), results=(*report.results, result))
+    return replace(
+        report,
+        checks=(*report.checks, *over.checks),
+        results=(*report.results, *over.results),
+        interrupted=over.interrupted,
+    )
 
 
 def _prepare_output(asked: CheckOptions) -> writing.OutputFile | None:

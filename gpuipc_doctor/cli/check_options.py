@@ -56,8 +56,9 @@ add = options.table(
                  help="NCCL or RCCL library for the collective checks."),
     click.option("--repeat", type=click.IntRange(1, 1000), default=1, metavar="TIMES",
                  help="Repeat every probe, to find intermittent faults and to make `compare` reliable."),
-    click.option("--nodes", type=click.IntRange(1, 2), default=1, show_default=True,
-                 help="Number of nodes; with 2, also test messages and fabric handles between them."),
+    click.option("--nodes", type=click.IntRange(1, 4096), default=1, show_default=True, metavar="N",
+                 help="Number of nodes of this allocation. From 2 on, also test messages and fabric handles "
+                      "between two of them and, with --all, collectives over all of them."),
     click.option("--partner", metavar="NODE", help="Exchange messages only with NODE."),
     click.option("--seed", type=click.IntRange(0), metavar="N",
                  help="Seed of random histories  [default: fixed; in soak, from host and time], and of the "
@@ -166,7 +167,7 @@ class CheckOptions:
             keep_logs=self.keep_logs,
             mpi_lib=self.mpi_lib,
             nccl_lib=self.nccl_lib,
-            nodes=2 if self.partner else self.nodes,
+            nodes=2 if self.partner else min(self.nodes, 2),
             partner=self.partner or "",
             workarounds=not self.no_workarounds,
             repeat=self.repeat,
