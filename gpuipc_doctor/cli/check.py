@@ -87,7 +87,7 @@ def _nodes_of_collectives(asked: CheckOptions) -> list[str]:
 def _with_collectives(report: Report, nodes: Sequence[str], asked: CheckOptions) -> Report:
     """The report, with the results of `fleet collectives` over the nodes."""
     from gpuipc_doctor.fleet import collective_report
-    from gpuipc_doctor.report import report_json
+    from gpuipc_doctor.report import json_documents, report_json
 
     given = [("--backend", asked.backend), ("--nccl-lib", asked.nccl_lib), ("--config", asked.config_file),
              ("--simulate", asked.simulate), *(("--device", device) for device in asked.devices)]  # fmt: skip
@@ -107,7 +107,7 @@ def _with_collectives(report: Report, nodes: Sequence[str], asked: CheckOptions)
             told, said = running.communicate()
     try:
         over = report_json.loads(told)
-    except report_json.BadDocument:
+    except json_documents.BadDocument:
         why = said.decode(errors="replace").strip().rpartition("\n")[2].removeprefix("Error: ")
         skipped = Finding.skip("not-over-nodes", "not run over several nodes: {why}", why=why)
         is_refused = running.returncode == Exit.USAGE
