@@ -122,7 +122,8 @@ def command(
         try:
             head = collective_head.Head(wanted, secret, address)
         except OSError as error:
-            raise click.UsageError(f"--address {address}: {error.strerror or error}") from None
+            reason = (error.strerror or str(error)).partition(" (")[0]
+            raise click.UsageError(f"--address {address}: {reason}") from None
         at = [f"[{one}]" if ":" in one else one for one in collective_head.addresses(wanted, address)]
         heads = ",".join(f"{one}:{head.port}" for one in at)
         node = [*fleet_reach.tool_of(reach.tool), "fleet", "take-part", "--head", heads, CHECK]
@@ -194,7 +195,7 @@ class _Gathered:
     def started(self, name: str) -> None: ...
 
     def finished(self, report: NodeReport, full: bytes) -> None:
-        self.absent[report.node] = report.reason
+        self.absent[report.node] = report.reason.removeprefix("gpuipc-doctor: ")
 
     def tell(self, into: Path, simulated: str, interrupted: bool, *, as_json: bool) -> int:
         """Write and print the report; returns the exit code."""
