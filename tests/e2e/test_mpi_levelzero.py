@@ -114,3 +114,13 @@ def test_bound_of_16_buffers_is_a_warning(findings: Callable[..., Findings]) -> 
     (bad,) = found["mpi-cache-growth", "WARN"]
     assert bad["key"] == "keeps-many"
     assert "I_MPI_OFFLOAD_CACHE_MAX_SIZE" in bad["remedy"]
+
+
+@pytest.mark.full  # likewise
+def test_driver_that_closes_nothing_is_told_from_a_cache(findings: Callable[..., Findings]) -> None:
+    skipped = "[{call: ipc-close, do: skip}]"
+    found = findings("mpi-cache-growth", count=2, faults=skipped, workarounds="tried")
+    (bad, *_) = found["mpi-cache-growth", "FAIL"]
+    tried = [line for line in evidence(bad) if line.startswith("Tried ")]
+    assert tried[0].startswith("Tried I_MPI_OFFLOAD_CACHE_MAX_SIZE=1: does not help")
+    assert tried[1].startswith("Tried I_MPI_OFFLOAD_IPC=0: helps")
