@@ -428,6 +428,8 @@ def _explain(document: Document, error: Any) -> Iterator[Mistake]:  # noqa: C901
     if error.validator == "type":
         wanted = [limit] if isinstance(limit, str) else limit
         text = f"must be {' or '.join(_KINDS[kind] for kind in wanted)}, not {shown}"
+        if keys and wanted == ["object"] and (parts := error.schema.get("properties")):
+            text = text.replace("(key: value)", f"of {', '.join(parts)}")
         if "string" in wanted and isinstance(error.instance, bool | int | float):
             written = document._marks[keys].written
             text = f"must be text; quote it: '{written}'"

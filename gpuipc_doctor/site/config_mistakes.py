@@ -179,8 +179,10 @@ def _of_version(document: Document, name: str, said: Json) -> Iterator[Mistake]:
         text = f"versions: no component {name!r}{did_you_mean(name, ORDERS)}"
         yield document.mistake(text, "versions", name)
     else:
+        begin = str(said).removesuffix(".x").removesuffix(".*")
+        meant = "" if begin == str(said) else f'; for all of {begin}: {{from: "{begin}", to: "{begin}"}}'
         for wrong in accepted_versions(name, said).contradictions():
-            yield document.mistake(f"versions.{name}: {wrong}", "versions", name)
+            yield document.mistake(f"versions.{name}: {wrong}{meant}", "versions", name)
 
 
 def _contradictions(found: Layers) -> Iterator[Mistake]:

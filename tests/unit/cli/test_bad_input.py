@@ -47,6 +47,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in gpus.items():
         (at / f"{name}.yaml").write_text(f"gpus: {text}\n")
     (at / "bare.yaml").write_text("id: x\n")
+    (at / "shm.yaml").write_text("shared_memory: 64\n")
+    (at / "driver.yaml").write_text("versions: {nvidia-driver: 580.x}\n")
     (at / "emptydir").mkdir()
     (at / "fleetdir").mkdir()
     (at / "fleetdir/n1.json").write_bytes(good)
