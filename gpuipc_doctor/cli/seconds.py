@@ -1,6 +1,6 @@
 """Seconds measured on H200s (benchmarks/README.md), which `--help` and the progress display say."""
 
-CHECK_ALL_S = {1: 12, 2: 31, 4: 50, 8: 126}
+CHECK_ALL_S = {1: 12, 2: 23, 4: 50, 8: 126}
 """Number of GPUs → seconds of `check --all`; README and docs repeat them, which a test compares."""
 
 PROBE_S = {
