@@ -7,11 +7,12 @@ an earlier run what that has shown, and ends at the time limit.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from statistics import median
+from statistics import median, median_high
 from typing import Any
 
 from gpuipc_doctor.fleet import collective_facts
@@ -179,19 +180,7 @@ def together(
     whole = tried[nodes]
     yield passed(whole)
     yield from carried(rounds, whole)
-    halves = (nodes[: (len(nodes) + 1) // 2], nodes[(len(nodes) + 1) // 2 :])
-    if whole.bus and len(nodes) > 3:
-        faster_than = whole.bus / SLOW
-        half = dict(zip(halves, rounds.run("halves, for their speed", halves), strict=True))
-        if any((result.bus or 0) > faster_than for result in half.values()):
-            blamed, tried = find(
-                rounds,
-                nodes,
-                topology,
-                lambda result: (result.bus or 0) < faster_than,
-                {nodes: whole, **half},
-            )
-            yield from Telling(named, topology, tried, deviations, slow=faster_than).of(blamed)
+    yield from slow_pairs(rounds, nodes)
     yield from rails(rounds, nodes, topology, named, whole)
 
 
@@ -279,6 +268,54 @@ def carried(rounds: Rounds, whole: GroupResult) -> Iterator[Finding]:
         rate=rate(whole),
         other=rate(other) if other.passed else what_failed(other),
     )
+
+
+def slow_pairs(rounds: Rounds, nodes: Nodes) -> Iterator[Finding]:
+    """Groups of one size, since a larger group is slower by nature: all pairs of neighbours, then all across.
+    What is slow must be slow twice: a node with two others, a pair when repeated."""
+    if len(nodes) < 4:
+        return
+    half = len(nodes) // 2
+    ways = {
+        "neighbours": [*zip(nodes[::2], nodes[1::2], strict=False)],
+        "across": [*zip(nodes[:half], nodes[-half:], strict=True)],
+    }
+    how: dict[str, Any] = {"sizes": (max(rounds.base.sizes),), **ALL_REDUCE}
+    slow: dict[Nodes, tuple[GroupResult, float]] = {}
+    for name, pairs in ways.items():
+        results = rounds.run(f"pairs for their speed: {name}", pairs, **how)
+        usual = median_high([result.bus or 0 for result in results])
+        slow |= {result.group.nodes: (result, usual) for result in results if _is_slow(result, usual)}
+    counts = Counter(node for pair in slow for node in pair)
+    bad = {node for node, count in counts.items() if count > 1}
+    once = [pair for pair in slow if not {*pair} & bad]
+    again = (
+        {result.group.nodes: result for result in rounds.run("slow pairs, again", once, **how)}
+        if once
+        else {}
+    )
+    for node in sorted(bad, key=nodes.index):
+        of = [slow[pair] for pair in slow if node in pair]
+        with_ = [other for pair in slow if node in pair for other in pair if other != node]
+        yield Finding.warn(
+            "slow-node",
+            "{node}: {rates} with {others}; the median of such pairs: {usual} GB/s",
+            remedy="on {node}: see the speed and the width of its adapters' links".replace("{node}", node),
+            node=node,
+            rates=", ".join(rate(result) for result, _ in of),
+            others=with_,
+            usual=f"{of[0][1] / 1e9:.3g}",
+        )
+    for pair, result in again.items():
+        if _is_slow(result, slow[pair][1]):
+            yield Finding.warn(
+                "slow-pair",
+                "{one} and {other}: {rate}, measured twice; the median of such pairs: {usual} GB/s",
+                one=pair[0],
+                other=pair[1],
+                rate=rate(result),
+                usual=f"{slow[pair][1] / 1e9:.3g}",
+            )
 
 
 def rails(

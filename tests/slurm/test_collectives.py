@@ -150,8 +150,10 @@ def test_job_is_made_for_the_nodes_and_ends_with_ctrl_c(
 
 
 @pytest.fixture
-def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Networks]:
-    """Two nodes, each in a network of its own, which a stand-in for ssh enters."""
+def networks(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Networks]:
+    """Two nodes or more, each in a network of its own, which a stand-in for ssh enters."""
     wrapper = tmp_path / "ssh"
     wrapper.write_text(
         '#!/bin/sh\nwhile [ "$1" != -- ]; do FLEET_NODE=$1; shift; done\nshift\n'
@@ -159,7 +161,7 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Networ
     )
     wrapper.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with Networks(["n1", "n2"]) as made:
+    with Networks([f"n{number}" for number in range(1, getattr(request, "param", 2) + 1)]) as made:
         yield made
 
 
@@ -171,16 +173,8 @@ def run(tmp_path: Path, networks: Networks) -> subprocess.CompletedProcess[str]:
 
 def meet(tmp_path: Path, networks: Networks, code: int) -> tuple[list[dict[str, Any]], str]:
     """The ranks of both nodes together, and the screen."""
-    reach = [
-        "--via",
-        "ssh",
-        "-w",
-        "n[1-2]",
-        "--tool",
-        tool(tmp_path, networks),
-        "--address",
-        networks.address,
-    ]
+    nodes = ",".join(networks.nodes)
+    reach = ["--via", "ssh", "-w", nodes, "--tool", tool(tmp_path, networks), "--address", networks.address]
     into = tmp_path / f"out{len(list(tmp_path.glob('out*')))}"
     command = collectives(into, *reach)
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
@@ -199,6 +193,17 @@ def test_connection_that_fails_is_told_with_both_ends(tmp_path: Path, networks: 
         assert other.partition(":")[0] == networks.of["n1"]
     assert {rank["ending"] for rank in ranks if rank["node"] == "n1"} == {"hung"}
     assert "No route to host" in screen
+
+
+@pytest.mark.parametrize("networks", [4], indirect=True)
+def test_link_of_four_nodes_is_named(tmp_path: Path, networks: Networks) -> None:
+    networks.run("n2", f"ip route add unreachable {networks.of['n4']}/32")
+    networks.run("n4", f"ip route add unreachable {networks.of['n2']}/32")
+    _, screen = meet(tmp_path, networks, 12)
+    assert screen.startswith("REJECT: fleet-collectives: n2 - n4: collectives fail between them; both pass ")
+    assert f"no connection from {networks.of['n2']} to {networks.of['n4']}:" in screen or (
+        f"no connection from {networks.of['n4']} to {networks.of['n2']}:" in screen
+    )
 
 
 def test_head_without_a_route_is_told_with_the_address_that_was_tried(

@@ -49,7 +49,8 @@ def test_healthy_nodes_pass_with_their_figures() -> None:
     assert [asked.name for asked in fabric.rounds] == [
         "each node alone",
         "all together",
-        "halves, for their speed",
+        "pairs for their speed: neighbours",
+        "pairs for their speed: across",
         *(f"rail mlx5_{number}" for number in range(4)),
     ]
 
@@ -142,12 +143,34 @@ def test_facts_that_differ_are_told_before_and_beside_the_failure() -> None:
 
 
 def test_a_slow_node_is_a_warning_with_both_speeds() -> None:
-    lines = told(examined(Fabric(NODES, [sim.slow("n6", 2)])))
-    assert lines == [
-        "WARN node: n6: collectives are slow with each node that it met",
-        "n[6-7]: 20 GB/s bus bandwidth",
-        "without: 7 other nodes pass together, 40 GB/s bus bandwidth",
+    fabric = Fabric(NODES, [sim.slow("n6", 2)])
+    assert told(examined(fabric)) == [
+        "WARN slow-node: n6: 20 GB/s bus bandwidth, 20 GB/s bus bandwidth with n7, n2; "
+        "the median of such pairs: 40 GB/s"
     ]
+    assert len(fabric.rounds) == 4
+
+
+def test_a_slow_pair_is_measured_twice() -> None:
+    both = sim.when(
+        lambda group: {*group.nodes} == {"n1", "n5"},
+        lambda rank: replace(
+            rank, speeds=tuple(replace(one, seconds=one.seconds * 2) for one in rank.speeds)
+        ),
+    )
+    assert told(examined(Fabric(NODES, [both]))) == [
+        "WARN slow-pair: n1 and n5: 20 GB/s bus bandwidth, measured twice; the median of such pairs: 40 GB/s"
+    ]
+
+
+def test_many_nodes_are_slower_than_few_by_nature() -> None:
+    shared = sim.when(
+        lambda group: len(group.nodes) > 4,
+        lambda rank: replace(
+            rank, speeds=tuple(replace(one, seconds=one.seconds * 3) for one in rank.speeds)
+        ),
+    )
+    assert told(examined(Fabric(NODES, [shared]))) == []
 
 
 def test_a_fabric_that_is_slow_everywhere_is_not_called_slow() -> None:
