@@ -113,6 +113,16 @@ def test_program_cannot_tell_without_a_driver(program: str, node: EmulatedNode) 
     assert "cannot tell: zeInit returned 0x78000001" in done.stdout
 
 
+@pytest.mark.parametrize(("key", "code"), [("1", 12), ("0", 0)], ids=["as-they-are", "own-descriptor"])
+def test_replay_opens_a_freed_buffer(node: EmulatedNode, key: str, code: int) -> None:
+    if code and not LEAKING.get(emulated.version()):
+        pytest.skip(f"libze-intel-gpu1 {emulated.version()} is not known to leak")
+    history = str(REPOSITORY / "benchmarks/stale_import.json")
+    done = node.run(sys.executable, "-m", "gpuipc_doctor", "replay", history, EnablePidFdOrSocketsForIpc=key)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("the memory is wrong from byte 0 on" in done.stdout) is bool(code)
+
+
 @pytest.mark.parametrize(
     ("check", "found"),
     [
