@@ -36,7 +36,7 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Worker,
     differences,
-    leak_reports,
+    leak_report,
     pattern,
     unless_refused,
     watched,
@@ -51,6 +51,9 @@ NBYTES, PART, OFFSET = 4 << 20, 256 << 10, (1 << 20) + (64 << 10)
 ROUNDS, EXPORTS = 40, 25
 """A thousand exports."""
 
+ROLE = "allocator"
+"""As in other checks of single processes, which then run in the same one."""
+
 KEPT = 4
 """Allocations of each kind that are exported and freed while used memory is watched."""
 
@@ -62,10 +65,10 @@ class IpcDmabuf(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for device in ctx.devices:
-            yield Probe("", {"exporter": export}, (device,), exclusive=True)
+            yield Probe("", {ROLE: export}, (device,), exclusive=True)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        seen = done.records["exporter"]
+        seen = done.records[ROLE]
         if refused := seen["refused"]:
             yield Finding.skip(
                 "refused",
@@ -74,7 +77,7 @@ class IpcDmabuf(Check):
                 refused=refused,
             )
             return
-        bad = [finding for each in leak_reports(done) for finding in each.judge(ODD_BYTES, KEPT)]
+        bad = leak_report(done.roles[ROLE]).judge(ODD_BYTES, KEPT)
         if wrong := seen["wrong"]:
             says = "a dma-buf does not show the memory that was exported"
             remedy = (

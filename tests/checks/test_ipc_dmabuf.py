@@ -20,7 +20,7 @@ MMAP = "mmap: Unknown error 524"
 def judged(*, lost: dict[str, int] | None = None, descriptors: int = 0, **of: Any) -> list[Finding]:
     seen = {"claimed": True, "refused": "", "unread": "", "vmm": "", "adapters": {}, "wrong": [], **of}
     loop = each_round("export", ipc_dmabuf.ROUNDS, descriptors=descriptors.__mul__)
-    return conclude("ipc-dmabuf", {"exporter": {**seen, **loop, **metered(lost or {})}})
+    return conclude("ipc-dmabuf", {"allocator": {**seen, **loop, **metered(lost or {})}})
 
 
 @pytest.mark.parametrize(
