@@ -144,8 +144,9 @@ def command(
         except KeyboardInterrupt:
             interrupted = True
             head.close()
-        found.all_told.set()
         work.join()
+    if found.mistake:
+        raise found.mistake
     code = found.tell(into, check_options.parsed(words).simulate or "", interrupted, as_json=as_json)
     ctx.exit(code)
 
@@ -190,7 +191,8 @@ class _Gathered:
         self.joined: dict[str, Joined] = {}
         self.findings: list[Finding] = []
         self.rounds: list[RoundResult] = []
-        self.all_told = threading.Event()
+        self.mistake: Exception | None = None
+        """Of the thread that examines the nodes."""
 
     def started(self, name: str) -> None: ...
 
@@ -240,6 +242,8 @@ def _run(head: Head, found: _Gathered, reach: fleet_reach.Reach, largest: int) -
             found.findings.append(finding)
     except Closed:
         pass
+    except Exception as error:
+        found.mistake = error
     finally:
         head.dismiss()
 

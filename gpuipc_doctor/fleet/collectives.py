@@ -142,7 +142,8 @@ def examine(
             what = what_failed(result)
             yield Finding.fail("node-alone", says, *own, node=node, what=what, remedy=remedy)
         able = tuple(node for node in able if node not in bad)
-        yield from together(rounds, able, topology, named, differs)
+        if len(able) > 1:
+            yield from together(rounds, able, topology, named, differs)
     except OutOfTime:
         says = "the time limit ended the search after {rounds} rounds"
         remedy = "add --resume and a longer --budget"

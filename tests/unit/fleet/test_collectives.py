@@ -119,6 +119,13 @@ def test_nodes_that_take_no_part_are_named() -> None:
     ]
 
 
+def test_nodes_that_all_fail_alone_are_not_tried_together() -> None:
+    bad = [lambda group, _, rank: replace(rank, wrong_cases=1) if rank.node != "n2" else rank]
+    fabric = Fabric(("n0", "n1", "n2"), bad)
+    assert [found.key for found in examined(fabric)] == ["node-alone", "node-alone"]
+    assert [asked.name for asked in fabric.rounds] == ["each node alone"]
+
+
 def test_one_node_alone_is_too_few() -> None:
     lines = told(examined(Fabric(NODES[:1]), n9="no answer"))
     assert lines[-1] == "ERROR too-few: 1 of 2 nodes can take part: a collective needs two"
