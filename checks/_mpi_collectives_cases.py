@@ -9,6 +9,7 @@ from gpuipc_doctor.api import Json
 from gpuipc_doctor.histories import group_cases as calls
 from gpuipc_doctor.histories.group_cases import Case
 from gpuipc_doctor.histories.message_memories import DEVICE, footprint
+from gpuipc_doctor.histories.used_calls import MADE_BY, MEMORIES_OF_MESSAGES, WAYS, cases_of
 
 SIZES = (8, 1000, 4096, 65_544, (1 << 20) + 8, (32 << 20) + 8)
 """Bytes of the largest buffer of a rank: eager messages, the thresholds of rendezvous, pipelined copies."""
@@ -19,6 +20,7 @@ OTHER_MEMORY = 65_544
 
 LARGE_CALLS = (
     calls.SENDRECV,
+    *MEMORIES_OF_MESSAGES,
     "MPI_Allreduce",
     "MPI_Bcast",
     "MPI_Alltoall",
@@ -37,12 +39,25 @@ RARER = (
 elements."""
 
 RARER_SIZES = SIZES[2:5]
-WITHOUT_DATA = (calls.SENDRECV, "MPI_Allreduce", "MPI_Bcast", "MPI_Alltoall")
+WITHOUT_DATA = (
+    calls.SENDRECV,
+    *(
+        "MPI_Allreduce",
+        "MPI_Bcast",
+        "MPI_Alltoall",
+        "MPI_Allgather",
+        "MPI_Gather",
+        "MPI_Scatter",
+        "MPI_Reduce",
+    ),
+    *("MPI_Reduce_scatter_block", "MPI_Ibcast", "MPI_Put", "MPI_Get"),
+)
 """Calls that are also made with zero elements."""
 
 COMPLETIONS = (calls.FENCE, calls.LOCK, calls.FLUSH)
 ONE_SIDED = (*calls.ONE_SIDED, *calls.ATOMIC)
-GROUPS = (calls.COLLECTIVES, calls.NONBLOCKING, ONE_SIDED)
+TWO_SIDED = (calls.SENDRECV, *MEMORIES_OF_MESSAGES, *calls.COLLECTIVES, *calls.NONBLOCKING)
+GROUPS = (calls.NONBLOCKING, (*calls.COLLECTIVES, *calls.NEIGHBOURS), ONE_SIDED, tuple(WAYS))
 ENOUGH = 2
 """After this many failed launches of a group of calls, or of calls that the library does not support, the
 others are not made: each launch costs seconds, or a deadline."""
@@ -54,8 +69,10 @@ COMPLETED_BY = {
     "MPI_Win_lock_all": (calls.FLUSH, calls.FLUSH_LOCAL),
     "MPI_Win_unlock_all": (calls.FLUSH, calls.FLUSH_LOCAL),
     **{form: (form,) for form in (*COMPLETIONS, calls.FLUSH_LOCAL)},
+    **dict.fromkeys(("MPI_Win_post", calls.START, "MPI_Win_complete", "MPI_Win_wait"), (calls.START,)),
+    **MADE_BY,
 }
-"""Function of windows → the completions of which it is part."""
+"""Function of windows or communicators → the forms of cases of which it is part."""
 
 
 def documented_gap(call: str, memory: str, unsupported: Collection[str]) -> str:
@@ -69,7 +86,7 @@ def cases(params: Json, number_of_ranks: int, kinds: Sequence[str], granule: int
     """All cases of a launch, those that the library does not support last. ``granule``: of VMM memory."""
     unsupported = params["unsupported"]
     drawn = [
-        case._replace(number=number, type=kind, root=number % number_of_ranks)
+        case._replace(number=number, type=case.type or kind, root=number % number_of_ranks)
         for (number, case), kind in zip(enumerate(_drawn(params, kinds, granule), 1), cycle(calls.MPI_TYPES))
     ]
     drawn = [case for case in drawn if case.call in params.get("only", (case.call,))]
@@ -95,9 +112,7 @@ def _drawn(params: Json, kinds: Sequence[str], granule: int) -> Iterator[Case]:
     def case(call: str, nbytes: int, memory: str = DEVICE, form: str = "") -> Case:
         return Case(0, call, nbytes, "", memory, form)
 
-    two_sided = [
-        call for call in (calls.SENDRECV, *calls.COLLECTIVES, *calls.NONBLOCKING) if call not in RARER
-    ]
+    two_sided = [call for call in TWO_SIDED if call not in RARER]
     if not sizes:
         return
     for call in two_sided:
@@ -140,22 +155,31 @@ def _drawn(params: Json, kinds: Sequence[str], granule: int) -> Iterator[Case]:
     for call in calls.CAN_BE_TO_HOST:
         yield case(call, few[0], form=calls.TO_HOST)
     for call in WITHOUT_DATA:
-        yield case(call, 0)
+        yield case(call, 0, form=calls.FENCE if call in calls.ONE_SIDED else "")
     for call in ("MPI_Put", "MPI_Get"):
         yield case(call, few[0], form=calls.DYNAMIC)
+    is_derived = calls.DERIVED_KINDS
+    for each in () if params["untried"] else cases_of(soak=params["soak"]):
+        if each.nbytes <= room and (params["derived"] or each.form not in is_derived):
+            yield each
+
+
+def group_of(call: str) -> Sequence[str]:
+    """The calls that are given up together with a call."""
+    return next((members for members in GROUPS if call in members or calls.base(call) in members), ())
 
 
 def is_given_up(case: Case, failed: Sequence[Sequence[str]]) -> bool:
     """Whether to omit a case because its memory, its call, its completion, or `ENOUGH` calls of its group
     failed."""
-    group = next((members for members in GROUPS if case.call in members), ())
+    group = group_of(case.call)
     in_group = 0
     for operation, call, memory, _ in failed:
         if memory != DEVICE:
             if case.memory == memory:
                 return True
             continue
-        in_group += call in group
+        in_group += bool(group) and group_of(call) is group and operation not in MADE_BY
         if operation in DYNAMIC_WINDOWS:
             if case.form == calls.DYNAMIC:
                 return True

@@ -125,7 +125,9 @@ def common(wrong: Sequence[Json], roles: Iterable[str]) -> Iterator[Evidence]:
 
 
 def by_call(made: dict[str, int]) -> Iterator[Evidence]:
-    yield Evidence.seen("{made}", made=", ".join(f"{times} × {call}" for call, times in made.items()))
+    calls = {times: [call for call in made if made[call] == times] for times in made.values()}
+    made_so_often = (f"{times} × {', '.join(calls[times])}" for times in sorted(calls, reverse=True))
+    yield Evidence.seen("{made}", made="; ".join(made_so_often))
 
 
 def not_made(done: ProbeOutcome) -> Iterator[Evidence]:
@@ -142,5 +144,7 @@ def not_made(done: ProbeOutcome) -> Iterator[Evidence]:
         yield Evidence.seen(says, too_large=too_large)
     if not params["derived"]:
         yield Evidence.seen("derived types omitted: this library does not support them in device memory")
+    if untried := params["untried"]:
+        yield Evidence.seen("omitted: {untried}", untried=untried)
     if lacks := first["lacks"]:
         yield Evidence.seen("omitted because this node or library has none: {lacks}", lacks=lacks)

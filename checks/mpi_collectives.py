@@ -9,8 +9,15 @@ same buffers, which a library that works on an old copy delivers wrong; some cal
 elements or counts, after a local flush and in a dynamic window. Sums are exact in every type and order. What
 exceeds the share of memory is omitted and named.
 
+A table has what MPI programs call more seldom, as recorded (docs/coverage.md): buffered, synchronous and ready
+sends, matched receives, MPI_Waitsome and MPI_Testany, 40 pending receives, the largest tags, packed data,
+subarrays and structs, duplicated, Cartesian, inter- and session communicators, collectives of neighbours,
+persistent and more non-blocking collectives, one-sided operations with a request or between MPI_Win_post and
+MPI_Win_wait. What the library does not have is named.
+
 After a crash or hang, fresh ranks try the other calls. In the `soak` tier all GPUs take part, four at a time,
-and persistent and partitioned requests are started many times, two threads send at once, and the ranks idle
+by six ranks, the table is longer and has messages of more than 2 GiB, if the share of memory allows these;
+persistent and partitioned requests are started many times, two threads send at once, and the ranks idle
 before a call.
 
 What a library does not support by documentation is tried last. If it fails, that is a SKIP:
@@ -52,12 +59,17 @@ from gpuipc_doctor.histories import restarted_calls
 from gpuipc_doctor.histories.group_calls import GroupCalls
 from gpuipc_doctor.histories.group_cases import FENCE, Case
 from gpuipc_doctor.histories.message_memories import KINDS, VMM, footprint
-from gpuipc_doctor.histories.mpi_library_limits import unsupported_calls, unsupported_memory
+from gpuipc_doctor.histories.mpi_library_limits import (
+    unsupported_calls,
+    unsupported_memory,
+    untried_table,
+)
+from gpuipc_doctor.histories.used_calls import COMMUNICATORS, cases_of
 
 from ._mpi_collectives_cases import SIZES, cases, documented_gap, is_given_up
 from ._mpi_collectives_results import in_json, judge_calls, judge_data, results
 
-RANKS = 4
+RANKS, SOAK_RANKS = 4, 6
 
 BUFFERS = 3
 """Buffers of the largest size that a rank may hold at a time."""
@@ -87,7 +99,8 @@ class MpiCollectives(Check):
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
         assert ctx.mpi is not None
         for devices in groups_of_devices(ctx):
-            number = 2 if ctx.mpi.launch.shows else ctx.options.get("ranks", RANKS)
+            usual = SOAK_RANKS if ctx.tier is Tier.SOAK else RANKS
+            number = 2 if ctx.mpi.launch.shows else ctx.options.get("ranks", usual)
             buffers = BUFFERS * -(-number // len(devices))
             room = ctx.room(devices) // buffers
             if room < LEAST_ROOM:
@@ -108,6 +121,7 @@ class MpiCollectives(Check):
                     *unsupported_calls(ctx.mpi, devices[0].backend),
                     *unsupported_memory(ctx.mpi, devices[0].backend),
                 ],
+                "untried": untried_table(ctx.mpi, devices[0].backend),
                 "on_host": "" if ctx.mpi.has_gpu_path else ctx.mpi.why_not,
                 "soak": ctx.tier is Tier.SOAK,
                 "failed": [],
@@ -169,14 +183,20 @@ def take_part(w: Worker) -> None:
     granule = w.gpu.granule if VMM in kinds else 1
     lacks = [kind for kind in KINDS if kind not in kinds]
     w.record(lacks=lacks)
-    w.record(too_large=[kind for kind in kinds if footprint(kind, 1, granule) > w.params["room"]])
+    room = w.params["room"]
+    too_large = [kind for kind in kinds if footprint(kind, 1, granule) > room]
+    too_large += [str(case) for case in cases_of(soak=w.params["soak"]) if case.nbytes > room]
+    w.record(too_large=too_large)
     made = Counter[str]()
     record(w, group, made)
     for case in cases(w.params, w.mpi.size, kinds, granule):
         note(w, case)
-        group.perform(case)
-        made[case.call] += 1
+        if group.perform(case):
+            made[case.call] += 1
+        else:
+            lacks.append(absent(case))
         record(w, group, made)
+    w.record(lacks=list(dict.fromkeys(lacks)))
     if w.params["soak"]:
         lacks += soak(w, group, made)
         w.record(lacks=lacks)
@@ -193,12 +213,17 @@ def soak(w: Worker, group: GroupCalls, made: Counter[str]) -> list[str]:
     for case, act in restarted_calls.SOAK:
         if case.call not in (*failed, *w.params["unsupported"]):
             note(w, case)
-            if restarted_calls.perform(group, case, act):
+            if group.perform(case, act):
                 made[f"{case.call}, {case.form}"] += 1
             else:
                 lacks.append(f"{case.call}, {case.form}")
             record(w, group, made)
     return lacks
+
+
+def absent(case: Case) -> str:
+    """What the library lacks of a case: its call, or what it needs for its form."""
+    return f"{case.call} {case.form}" if case.form in COMMUNICATORS else case.call
 
 
 def note(w: Worker, case: Case) -> None:

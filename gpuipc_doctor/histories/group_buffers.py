@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,6 +12,7 @@ from gpuipc_doctor.api.reduction_data import (
     FILL,
     GUARD,
     KINDS,
+    Contents,
     Kind,
     Segment,
     block,
@@ -21,15 +22,15 @@ from gpuipc_doctor.api.reduction_data import (
 )
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.histories.group_cases import (
-    BLOCKING,
     BY_RANK,
-    DERIVED,
+    DERIVED_KINDS,
     IN_PLACE,
     MPI_TYPES,
     NEGATIVE,
     SENDRECV_REPLACE,
     TO_HOST,
     Case,
+    base,
     most_segments,
     plan,
 )
@@ -51,6 +52,8 @@ class Group:
         self.after, self.before = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
         """The neighbours of this rank in a ring."""
         self.memories = memories or Memories(w.gpu)
+        self.sides = ("", "")
+        """What makes the data of this rank's group, and of the group that it receives from, others."""
 
 
 class Buffers:
@@ -63,20 +66,20 @@ class Buffers:
         rank, ranks = group.rank, group.ranks
         self._rank, self._ranks = rank, ranks
         self.kind: Kind = KINDS[case.type]
-        self.plan = plan(case, rank, ranks)
+        self._sides = group.sides
+        self.plan = self._planned(case)
         self.elements = max(case.nbytes // self.kind.nbytes // most_segments(case, ranks), bool(case.nbytes))
         self._derived: Any = None
         self._begin = 0
         """Bytes from the memory's begin to the address that MPI gets."""
-        if case.form in (DERIVED, NEGATIVE):
+        if case.form in DERIVED_KINDS:
             self.elements += -self.elements % BLOCK
             blocks, step = self.elements // BLOCK, 2 * BLOCK
             if case.form == NEGATIVE:  # the last block is the first that is sent
                 self._begin = max(blocks - 1, 0) * step * self.kind.nbytes
                 step = -step
-            made = self._mpi_type.Create_vector(blocks, BLOCK, step)
-            self._derived = made.Commit()
-            resources.callback(made.Free)
+            self._derived = self._blocks(case.form, blocks, step).Commit()
+            resources.callback(self._derived.Free)
         is_root = rank == case.root
         self.in_place = case.form == IN_PLACE and (is_root or case.call not in ("MPI_Reduce", "MPI_Gather"))
         self.in_place |= case.call == SENDRECV_REPLACE
@@ -110,6 +113,30 @@ class Buffers:
     def _layout(self) -> Layout:
         return Layout(block=BLOCK * self.kind.nbytes, stride=2 * BLOCK * self.kind.nbytes)
 
+    def _blocks(self, form: str, blocks: int, step: int) -> Any:
+        """The derived type, which each constructor makes of the same elements."""
+        of, api, nbytes = self._mpi_type, self._api, self.kind.nbytes
+        places = [step * block for block in range(blocks)]
+        match form:
+            case "subarray":
+                return of.Create_subarray([blocks, step], [blocks, BLOCK], [0, 0])
+            case "struct":
+                return api.Datatype.Create_struct(
+                    [BLOCK] * blocks, [at * nbytes for at in places], [of] * blocks
+                )
+            case "indexed type":
+                return of.Create_indexed([BLOCK] * blocks, places)
+            case "resized type":
+                one = of.Create_contiguous(BLOCK)
+                return one.Create_resized(0, step * nbytes).Create_contiguous(blocks)
+        return of.Create_vector(blocks, BLOCK, step)
+
+    def _planned(self, case: Case) -> Contents:
+        own, theirs = (
+            plan(case._replace(again=case.again + side), self._rank, self._ranks) for side in self._sides
+        )
+        return Contents(own.source, theirs.target)
+
     def _bytes(self, segments: int) -> int:
         """Bytes of so many segments in memory."""
         nbytes = segments * self.elements * self.kind.nbytes
@@ -124,7 +151,7 @@ class Buffers:
 
     def renew(self, again: str) -> None:
         """Give the source other data and the target its first content."""
-        self.plan = plan(self.case._replace(again=again), self._rank, self._ranks)
+        self.plan = self._planned(self.case._replace(again=again))
         fill(self.target, self._end)
         self.write(self.source, self.plan.source, self._source_at)
 
@@ -145,7 +172,7 @@ class Buffers:
         if self._derived:
             return [at, 1, self._derived]
         if counts is None:
-            of_each_rank = BLOCKING.get(self.case.call, self.case.call) in BY_RANK
+            of_each_rank = base(self.case.call) in BY_RANK
             return [at, self.elements if of_each_rank else segments * self.elements, self._mpi_type]
         each = [count * self.elements for count in counts]
         return [at, (each, [sum(each[:place]) for place in range(len(each))]), self._mpi_type]
@@ -163,10 +190,29 @@ class Buffers:
         at, (counts, places), kind = spec
         return [at, (counts, [place * self.kind.nbytes for place in places]), [kind] * len(counts)]
 
-    def in_parts(self, memory: Memory, parts: int) -> list[Any]:
-        """The argument for memory that is sent or received in equal parts."""
-        at = self._api.memory.fromaddress(memory.address, memory.nbytes)
-        return [at, self.elements // parts, self._mpi_type]
+    def in_parts(self, memory: Memory, parts: int, number: int = 0) -> list[Any]:
+        """The argument for memory that is sent or received in equal parts, from one of them on."""
+        if self._derived:
+            return self.argument(memory, 1)
+        each = self.elements // parts
+        begin = number * each * self.kind.nbytes
+        return [
+            self._api.memory.fromaddress(memory.address + begin, memory.nbytes - begin),
+            each,
+            self._mpi_type,
+        ]
+
+    def pack(self, call: Callable[..., Any], comm: Any, packed: Memory) -> list[Any]:
+        """Pack the source into other memory, and return the argument for it."""
+        room = self._api.memory.fromaddress(packed.address, packed.nbytes)
+        whole = self._api.memory.fromaddress(self.source.address, self._bytes(1))
+        return [room, call("MPI_Pack", self._derived.Pack, whole, room, 0, comm), self._api.PACKED]
+
+    def unpack(self, call: Callable[..., Any], comm: Any, packed: Memory) -> None:
+        """Unpack other memory into the target."""
+        room = self._api.memory.fromaddress(packed.address, packed.nbytes)
+        whole = self._api.memory.fromaddress(self.target.address, self._bytes(1))
+        call("MPI_Unpack", self._derived.Unpack, room, 0, whole, comm)
 
     def at_target(self) -> list[Any]:
         """The place of one segment in another rank's window."""
@@ -183,7 +229,7 @@ class Buffers:
         if not self.plan.target:
             return ""
         target = self.target
-        if case.call in ("MPI_Bcast", "MPI_Ibcast") and self.plan.source == self.plan.target:
+        if base(case.call) == "MPI_Bcast" and self.plan.source == self.plan.target:
             target = self.source  # the root's only buffer
         found = self.unlike(self.plan.target, target)
         end = self._end if target is self.target else self._bytes(1)

@@ -14,22 +14,27 @@ from gpuipc_doctor.histories.group_buffers import Buffers, Group
 from gpuipc_doctor.histories.group_cases import (
     AGAIN,
     ATOMIC,
-    BLOCKING,
-    DERIVED,
+    DERIVED_KINDS,
     DYNAMIC,
     FENCE,
     FLUSH,
     FLUSH_LOCAL,
+    LARGEST_TAG,
     LOCK,
-    NEGATIVE,
-    NONBLOCKING,
+    MANY,
+    MAXIMUM,
+    MINIMUM,
     ONE_SIDED,
+    PACK,
     SENDRECV,
-    SPLIT,
+    START,
     Case,
+    base,
+    neighbours_segments,
     segments_between,
 )
 from gpuipc_doctor.histories.message_memories import Memories
+from gpuipc_doctor.histories.used_calls import BETWEEN, COMMUNICATORS, SESSION, WAYS
 
 TIMES = 3
 """Number of atomic operations of each rank."""
@@ -51,6 +56,10 @@ class Results:
     wrong: list[tuple[Case, str]] = field(default_factory=list)
 
 
+Act = Callable[["GroupCalls", Case], str]
+"""Performs a case in its own way; returns what was wrong in words."""
+
+
 class GroupCalls(Group):
     """Performs cases as one rank of a communicator, by default ``MPI_COMM_WORLD``."""
 
@@ -58,44 +67,133 @@ class GroupCalls(Group):
         super().__init__(w, memories, comm)
         self._mpi = w.mpi
         self.results = Results()
-        self._half: GroupCalls | None = None
+        self._parts: dict[str, GroupCalls | None] = {}
 
-    @property
-    def half(self) -> GroupCalls:
-        """These calls in a communicator of every second rank."""
-        if self._half is None:
-            comm = self._mpi.call("MPI_Comm_split", self.world.Split, self.rank % 2, self.rank)
-            self._half = GroupCalls(self.worker, self.memories, comm)
-            self._half.results = self.results
-        return self._half
+    def _part(self, form: str, resources: ExitStack) -> GroupCalls | None:
+        """These calls in another communicator; None if this rank is not in it. It is kept until the end, but
+        for a session's, which has to end before MPI."""
+        if form in self._parts:
+            return self._parts[form]
+        comm, part = COMMUNICATORS[form](self, resources), None
+        if comm is not None:
+            part = GroupCalls(self.worker, self.memories, comm)
+            part.results = self.results
+        if part and form == BETWEEN:
+            sides = ("first", "second")
+            part.sides = sides if self.rank < self.ranks // 2 else sides[::-1]
+        if form != SESSION:
+            self._parts[form] = part
+        return part
 
-    def perform(self, case: Case) -> None:
-        """Perform this rank's part of a case, and compare what it has received."""
+    def perform(self, case: Case, act: Act | None = None) -> bool:
+        """Perform this rank's part of a case, and compare what it has received. Returns whether the library
+        has the functions."""
         with self.worker.step(str(case)), ExitStack() as resources:
-            act = self._one_sided if case.call in ONE_SIDED else self._atomic
-            act = act if case.call in (*ONE_SIDED, *ATOMIC) else self._two_sided
-            if case.form == SPLIT:
-                half = self.half
-                act, case = half._two_sided, case._replace(root=case.root % half.ranks)
-            wrong = act(case, resources)
+            try:
+                wrong = act(self, case) if act else self._perform(case, resources)
+            except NotImplementedError:  # mpi4py: the library lacks the function
+                return False
         self.results.cases += 1
         if wrong:
             self.results.wrong.append((case, wrong))
+        return True
+
+    def _perform(self, case: Case, resources: ExitStack) -> str:
+        group = self._part(case.form, resources) if case.form in COMMUNICATORS else self
+        if group is None:
+            return ""
+        case = case._replace(root=case.root % group.ranks)
+        if case.call in ATOMIC:
+            return group._atomic(case, resources)
+        if base(case.call) in ONE_SIDED:
+            return group._one_sided(case, resources)
+        if case.call in WAYS:
+            return group._messages(case, resources)
+        return group._packed(case, resources) if case.form == PACK else group._two_sided(case, resources)
+
+    # -- messages -----------------------------------------------------------------------------------------
+
+    def _messages(self, case: Case, resources: ExitStack) -> str:
+        """Send to the next rank and receive from the one before, as `WAYS` says."""
+        way, call, world = WAYS[case.call], self._mpi.call, self.world
+        count = 40 if case.form == MANY else way.messages
+        tag = world.Get_attr(self.api.TAG_UB) - count + 1 if case.form == LARGEST_TAG else 0
+        buffers = Buffers(self, case, resources)
+        into, out = (
+            [buffers.in_parts(memory, count, n) for n in range(count)]
+            for memory in (buffers.target, buffers.source)
+        )
+        pending = []
+        if way.send in ("Bsend", "Ibsend"):
+            room = bytearray(case.nbytes + count * self.api.BSEND_OVERHEAD)
+            call("MPI_Buffer_attach", self.api.Attach_buffer, room)
+            resources.callback(lambda: call("MPI_Buffer_detach", self.api.Detach_buffer))
+        if way.receive == "Irecv":
+            pending = [call("MPI_Irecv", world.Irecv, into[n], self.before, tag + n) for n in range(count)]
+        if way.send in ("Rsend", "Irsend"):
+            self._mpi.barrier()
+        for n in reversed(range(count)):
+            back = (into[n], self.before, tag + n) if way.send == "Isendrecv" else ()
+            name, function = f"MPI_{way.send}", getattr(world, way.send)
+            pending.append(call(name, function, out[n], self.after, tag + n, *back))
+        for n in range(count if way.receive in ("Recv", "Mrecv", "Imrecv") else 0):
+            if way.receive == "Recv":
+                call("MPI_Recv", world.Recv, into[n], self.before, tag + n)
+                continue
+            message = call("MPI_Mprobe", world.Mprobe, self.before, tag + n)
+            receive = message.Recv if way.receive == "Mrecv" else message.Irecv
+            pending.append(call(f"MPI_{way.receive}", receive, into[n]))
+        self._complete(
+            way.complete, [request for request in pending if isinstance(request, self.api.Request)]
+        )
+        return self._compared(buffers)
+
+    def _complete(self, name: str, requests: list[Any]) -> None:
+        """Call one of MPI_Wait… and MPI_Test… until all requests are complete."""
+        function = getattr(self.api.Request, name)
+
+        def finish() -> None:
+            left = len(requests)
+            while left > 0:
+                found = function(requests)
+                if isinstance(found, bool):  # Waitall, Testall
+                    left = 0 if found else left
+                elif isinstance(found, tuple):  # Testany
+                    left -= found[1]
+                else:  # Waitany; Waitsome, Testsome
+                    left -= 1 if isinstance(found, int) else len(found or ())
+
+        self._mpi.call(f"MPI_{name}", finish)
+
+    def _packed(self, case: Case, resources: ExitStack) -> str:
+        buffers, call = Buffers(self, case, resources), self._mpi.call
+        there, back = (self.memories.alloc(case.memory, 2 * case.nbytes, resources) for _ in range(2))
+        sent = buffers.pack(call, self.world, there)
+        came = [self.api.memory.fromaddress(back.address, back.nbytes), *sent[1:]]
+        call(SENDRECV, self.world.Sendrecv, sent, self.after, 0, came, self.before, 0)
+        buffers.unpack(call, self.world, back)
+        return self._compared(buffers)
 
     # -- collectives --------------------------------------------------------------------------------------
 
     def _two_sided(self, case: Case, resources: ExitStack) -> str:
         """Collectives, and MPI_Sendrecv in a ring."""
         buffers = Buffers(self, case, resources)
-        call = case.call.removeprefix("MPI_")
-        function = getattr(self.world, call)
-        wrong = ""
-        for again in ("", AGAIN) if case.form == AGAIN else ("",):
+        call, function = self._mpi.call, getattr(self.world, case.call.removeprefix("MPI_"))
+        persistent, wrong = None, ""
+        if case.call.endswith("_init"):
+            persistent = call(case.call, function, *self._arguments(case, buffers))
+            resources.callback(lambda: call("MPI_Request_free", persistent.Free))
+        for again in ("", AGAIN) if case.form == AGAIN or persistent else ("",):
             if again:
                 buffers.renew(again)
-            done = self._mpi.call(case.call, function, *self._arguments(case, buffers))
-            if case.call in NONBLOCKING:
-                self._mpi.call("MPI_Wait", done.Wait)
+            done = persistent
+            if persistent:
+                call("MPI_Start", persistent.Start)
+            else:
+                done = call(case.call, function, *self._arguments(case, buffers))
+            if done:
+                call("MPI_Wait", done.Wait)
             if (found := self._compared(buffers)) and not wrong:
                 wrong = f"in the second call, {found}" if again else found
         return wrong
@@ -106,14 +204,16 @@ class GroupCalls(Group):
 
     def _arguments(self, case: Case, buffers: Buffers) -> Sequence[Any]:
         """The arguments of a collective in mpi4py."""
-        ranks, root, total = self.ranks, case.root, self.api.SUM
+        operations = {MAXIMUM: self.api.MAX, MINIMUM: self.api.MIN}
+        ranks, root, total = self.ranks, case.root, operations.get(case.form, self.api.SUM)
         is_root = self.rank == root
 
         def uneven(sender: int, receiver: int) -> int:
             return segments_between(case, sender, receiver)
 
         source = self.api.IN_PLACE if buffers.in_place else buffers.sent()
-        call = BLOCKING.get(case.call, case.call)
+        call = base(case.call)
+        back, on = neighbours_segments(call, ranks)
         match call:
             case "MPI_Allreduce" | "MPI_Scan" | "MPI_Reduce_scatter_block":
                 return source, buffers.received(), total
@@ -133,6 +233,11 @@ class GroupCalls(Group):
                 return buffers.sent(), buffers.received(), counts, total
             case "MPI_Bcast":
                 return buffers.sent() if is_root else buffers.received(), root
+            case "MPI_Neighbor_allgather" | "MPI_Neighbor_alltoall":
+                return buffers.sent(), buffers.received()
+            case "MPI_Neighbor_alltoallv" | "MPI_Neighbor_alltoallw":
+                both = buffers.sent([back, on]), buffers.received([on, back])
+                return tuple(map(buffers.typed, both)) if call.endswith("w") else both
             case "MPI_Allgather" | "MPI_Alltoall":
                 return source, buffers.received()
             case "MPI_Gather":
@@ -176,7 +281,14 @@ class GroupCalls(Group):
             for target in targets:
                 call(name, complete, target)
 
-        if form == FENCE:
+        if form == START:
+            near = [self.world.Get_group().Incl([rank]) for rank in (self.before, self.after)]
+            call("MPI_Win_post", window.Post, near[0])
+            call(START, window.Start, near[1])
+            yield lambda: None
+            call("MPI_Win_complete", window.Complete)
+            call("MPI_Win_wait", window.Wait)
+        elif form == FENCE:
             call(FENCE, window.Fence, 0)
             yield lambda: call(FENCE, window.Fence, 0)
             call(FENCE, window.Fence, 0)
@@ -210,35 +322,33 @@ class GroupCalls(Group):
         return int.from_bytes(there, "little", signed=True)
 
     def _one_sided(self, case: Case, resources: ExitStack) -> str:
-        form = FENCE if case.form in (DERIVED, NEGATIVE, DYNAMIC) else case.form
-        after = self.after
-        targets = list(range(self.ranks)) if case.call == "MPI_Accumulate" else [after]
+        form = FENCE if case.form in (*DERIVED_KINDS, DYNAMIC) else case.form
+        after, call = self.after, base(case.call)
+        targets = list(range(self.ranks)) if call == "MPI_Accumulate" else [after]
         buffers = Buffers(self, case, resources)
-        window_of = buffers.source if case.call == "MPI_Get" else buffers.target
+        window_of = buffers.source if call == "MPI_Get" else buffers.target
         fetched = None
-        if case.call in ("MPI_Accumulate", "MPI_Get_accumulate"):
+        if call in ("MPI_Accumulate", "MPI_Get_accumulate"):
             buffers.write(buffers.target, [Segment(f"{case.number}/0", 1)])
         with self._window(window_of, case.form) as window:
             if case.form == DYNAMIC:
                 buffers.target_at = self._address_after(window_of)
             with self._epoch(window, form, targets) as complete:
                 for target in targets:
-                    if case.call == "MPI_Put":
-                        self._mpi.call(case.call, window.Put, buffers.sent(), target, buffers.at_target())
-                    elif case.call == "MPI_Get":
-                        self._mpi.call(case.call, window.Get, buffers.received(), target, buffers.at_target())
-                    elif case.call == "MPI_Accumulate":
-                        arguments = buffers.sent(), target, buffers.at_target(), self.api.SUM
-                        self._mpi.call(case.call, window.Accumulate, *arguments)
-                    else:
+                    into = buffers.received() if call == "MPI_Get" else buffers.sent()
+                    arguments = [into, target, buffers.at_target()]
+                    if call == "MPI_Get_accumulate":
                         fetched = Buffers(self, case, resources, sends=False)
-                        into, at, add = fetched.received(), buffers.at_target(), self.api.SUM
-                        fetch = window.Get_accumulate
-                        self._mpi.call(case.call, fetch, buffers.sent(), into, target, at, add)
+                        arguments.insert(1, fetched.received())
+                    if "ccumulate" in call:
+                        arguments.append(self.api.SUM)
+                    function = getattr(window, case.call.removeprefix("MPI_"))
+                    if request := self._mpi.call(case.call, function, *arguments):
+                        self._mpi.call("MPI_Wait", request.Wait)
                 wrong = self._flushed(case, buffers, fetched, window, after, complete, resources)
             if not wrong and fetched:
                 wrong = fetched.wrong_fetched()
-            if case.call == "MPI_Get":
+            if call == "MPI_Get":
                 return wrong or self._compared(buffers)
             with self._own(window):
                 return wrong or self._compared(buffers)
@@ -261,12 +371,13 @@ class GroupCalls(Group):
         if case.form not in (FLUSH, FLUSH_LOCAL):
             return ""
         complete()
+        call = base(case.call)
         wrong = fetched.wrong_fetched() if fetched else ""
-        if case.call == "MPI_Get":
+        if call == "MPI_Get":
             wrong = buffers.wrong()
-        if case.form == FLUSH_LOCAL and case.call != "MPI_Get":
+        if case.form == FLUSH_LOCAL and call != "MPI_Get":
             fill(buffers.source, buffers.source.nbytes)
-        if wrong or case.form == FLUSH_LOCAL or case.call != "MPI_Put":
+        if wrong or case.form == FLUSH_LOCAL or call != "MPI_Put":
             return wrong and f"after {case.form}, {wrong}"
         back = Buffers(self, case, resources, sends=False)
         self._mpi.call("MPI_Get", window.Get, back.received(), target, back.at_target())

@@ -6,7 +6,8 @@ rank and the offset, in a type in which sums are exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from gpuipc_doctor.api.reduction_data import Contents, Segment, contents_of
@@ -17,7 +18,12 @@ SPLIT, TO_HOST = "in a communicator of every second rank", "into host memory"
 DYNAMIC = "dynamic window"
 FENCE, LOCK, FLUSH = "MPI_Win_fence", "MPI_Win_lock", "MPI_Win_flush"
 FLUSH_LOCAL = "MPI_Win_flush_local"
+START = "MPI_Win_start"
 AGAIN, NEGATIVE = "other data in the same buffers", "derived type of negative lower bound"
+MAXIMUM, MINIMUM = "maximum", "minimum"
+MANY, LARGEST_TAG, PACK = "40 at once", "the largest tags", "packed"
+DERIVED_KINDS = (DERIVED, NEGATIVE, "subarray", "struct", "indexed type", "resized type", PACK)
+"""Forms in which one element of a derived type is sent."""
 
 COLLECTIVES = (
     "MPI_Allreduce", "MPI_Reduce", "MPI_Scan", "MPI_Exscan", "MPI_Bcast", "MPI_Allgather", "MPI_Allgatherv",
@@ -25,6 +31,7 @@ COLLECTIVES = (
     "MPI_Alltoallw", "MPI_Reduce_scatter", "MPI_Reduce_scatter_block",
 )  # fmt: skip
 NONBLOCKING = ("MPI_Iallreduce", "MPI_Ireduce", "MPI_Ibcast", "MPI_Iallgather", "MPI_Ialltoall")
+NEIGHBOURS = tuple(f"MPI_Neighbor_{name}" for name in ("allgather", "alltoall", "alltoallv", "alltoallw"))
 ONE_SIDED = ("MPI_Put", "MPI_Get", "MPI_Accumulate", "MPI_Get_accumulate")
 ATOMIC = ("MPI_Fetch_and_op", "MPI_Compare_and_swap")
 SENDRECV, SENDRECV_REPLACE = "MPI_Sendrecv", "MPI_Sendrecv_replace"
@@ -51,17 +58,8 @@ MPI_TYPES = {
 }
 """Type of elements → MPI's name."""
 
-BLOCKING = {
-    "MPI_Iallreduce": "MPI_Allreduce",
-    "MPI_Ireduce": "MPI_Reduce",
-    "MPI_Ibcast": "MPI_Bcast",
-    "MPI_Iallgather": "MPI_Allgather",
-    "MPI_Ialltoall": "MPI_Alltoall",
-}
-
 _EQUAL = {
     "MPI_Allreduce": "allreduce",
-    "MPI_Allreduce_init": "allreduce",
     "MPI_Reduce": "reduce",
     "MPI_Bcast": "bcast",
     "MPI_Allgather": "allgather",
@@ -70,8 +68,17 @@ _EQUAL = {
 }
 """Call → its name in `api.reduction_data.contents_of`. MPI_Sendrecv and MPI_Put go to the next rank."""
 
-BY_RANK = ("MPI_Allgather", "MPI_Alltoall", "MPI_Gather", "MPI_Scatter", "MPI_Reduce_scatter_block")
+BY_RANK = (
+    "MPI_Allgather", "MPI_Alltoall", "MPI_Gather", "MPI_Scatter", "MPI_Reduce_scatter_block",
+    "MPI_Neighbor_allgather", "MPI_Neighbor_alltoall",
+)  # fmt: skip
 """Calls with a count of elements for each rank."""
+
+
+def base(call: str) -> str:
+    """The blocking call with the same arguments: of MPI_Ibcast and MPI_Bcast_init it is MPI_Bcast."""
+    name = re.sub(r"^(?:I|R(?=put|get|accumulate))(?=[a-z])", "", call[4:].removesuffix("_init"))
+    return "MPI_" + name[0].upper() + name[1:]
 
 
 class Case(NamedTuple):
@@ -112,7 +119,7 @@ def plan(case: Case, rank: int, ranks: int) -> Contents:
     def all_parts(pairs: Iterable[tuple[int, int]]) -> list[Segment]:
         return [segment for pair in pairs for segment in parts(*pair)]
 
-    own, root, call = [part(0, rank + 1)], case.root, BLOCKING.get(case.call, case.call)
+    own, root, call = [part(0, rank + 1)], case.root, base(case.call)
     factors = {
         "MPI_Scan": (rank + 1) * (rank + 2) // 2,
         "MPI_Get": (rank + 1) % ranks + 1,  # the source is the window
@@ -121,6 +128,9 @@ def plan(case: Case, rank: int, ranks: int) -> Contents:
     }
     if call in factors:
         return Contents(own, [part(0, factors[call])])
+    if case.form in (MAXIMUM, MINIMUM):  # no element is negative
+        found = [part(0, ranks if case.form == MAXIMUM else 1)]
+        return Contents(own, found if call == "MPI_Allreduce" or rank == root else [])
     match call:
         case "MPI_Exscan":
             return Contents(own, [part(0, rank * (rank + 1) // 2)] if rank else [])
@@ -143,8 +153,27 @@ def plan(case: Case, rank: int, ranks: int) -> Contents:
             shares = [range(segments_between(case, 0, to)) for to in every]
             scaled = [part(to + ranks * n, rank + 1) for to in every for n in shares[to]]
             return Contents(scaled, [part(rank + ranks * n, total) for n in shares[rank]])
+    if call.startswith("MPI_Neighbor_"):
+        return _between_neighbours(call, rank, ranks, part)
     key = f"{case.number}/{{}}{case.again}"
     return contents_of(_EQUAL.get(call, "ring"), key, rank, ranks, root)
+
+
+def neighbours_segments(call: str, ranks: int) -> tuple[int, int]:
+    """Segments that a rank sends to the one before it and to the one after it in a ring."""
+    return (1, 2) if call in ("MPI_Neighbor_alltoallv", "MPI_Neighbor_alltoallw") and ranks > 2 else (1, 1)
+
+
+def _between_neighbours(call: str, rank: int, ranks: int, part: Callable[[int, int], Segment]) -> Contents:
+    before, after = (rank - 1) % ranks, (rank + 1) % ranks
+    if "allgather" in call:
+        return Contents([part(0, rank + 1)], [part(0, before + 1), part(0, after + 1)])
+    back, on = neighbours_segments(call, ranks)
+    one_neighbour = ranks < 3  # which of its two messages comes first, libraries disagree
+    numbers = range(back), range(0 if one_neighbour else back, on if one_neighbour else back + on)
+    sent = [part(number, rank + 1) for numbers_to in numbers for number in numbers_to]
+    came = [(number, other) for other, to in ((before, 1), (after, 0)) for number in numbers[to]]
+    return Contents(sent, [part(number, other + 1) for number, other in came])
 
 
 def segments_between(case: Case, sender: int, receiver: int) -> int:

@@ -5,8 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from gpuipc_doctor.histories.group_cases import ATOMIC, COLLECTIVES, NONBLOCKING, ONE_SIDED, SENDRECV_REPLACE
+from gpuipc_doctor.histories.group_cases import (
+    ATOMIC,
+    COLLECTIVES,
+    NONBLOCKING,
+    ONE_SIDED,
+    SENDRECV_REPLACE,
+    base,
+)
 from gpuipc_doctor.histories.message_memories import POOL, STRADDLING, VMM
+from gpuipc_doctor.histories.used_calls import USES, WAYS
 from gpuipc_doctor.probe_types import MpiStack
 
 DERIVED = "derived types"
@@ -43,6 +51,12 @@ _REDUCTIONS = tuple(
     call for call in (*COLLECTIVES, *NONBLOCKING) if re.search("reduce|scan", call, re.IGNORECASE)
 )
 
+_BY_THE_LIBRARY = tuple(
+    {use.call: 0 for use in USES if use.call not in (*GROUP_CALLS, *WAYS, "MPI_Sendrecv")}
+)
+"""Calls of the table in which the library itself may copy or add: persistent, non-blocking, of neighbours,
+with a request, and MPI_Pack."""
+
 
 def unsupported_calls(mpi: MpiStack, backend: str) -> Sequence[str]:
     """Calls of all ranks that this library does not support on device memory, by its documentation.
@@ -57,12 +71,24 @@ def unsupported_calls(mpi: MpiStack, backend: str) -> Sequence[str]:
     if not mpi.has_gpu_path:
         return ()
     if mpi.ucx and mpi.family in ("openmpi", "mpich"):
-        return (*(call for call in GROUP_CALLS if call != "MPI_Bcast"), SENDRECV_REPLACE)
+        copying = (SENDRECV_REPLACE, *_BY_THE_LIBRARY, "MPI_Bsend", "MPI_Ibsend")
+        return (*(call for call in GROUP_CALLS if call != "MPI_Bcast"), *copying)
     if mpi.family == "openmpi":
-        return (*NONBLOCKING, *ATOMIC, "MPI_Accumulate", "MPI_Get_accumulate")
+        return (*NONBLOCKING, *ATOMIC, "MPI_Accumulate", "MPI_Get_accumulate", *_BY_THE_LIBRARY)
     if mpi.family == "mpich" and backend == "hip" and mpi.version.startswith("3.4."):
-        return (*_REDUCTIONS, *ONE_SIDED, *ATOMIC)
+        lacks = (*_REDUCTIONS, *ONE_SIDED, *ATOMIC)
+        return (*lacks, *(call for call in _BY_THE_LIBRARY if base(call) in lacks))
     return ()
+
+
+def untried_table(mpi: MpiStack, backend: str) -> str:
+    """Why the table of calls (`used_calls`) is not made with this library; empty if it is.
+
+    Intel MPI 2021.17 on a simulated NVIDIA driver, 2026-11-29: SIGSEGV in MPI_Mrecv, MPI_Rput ends the
+    process, MPI_Ialltoallv hangs, MPI_Neighbor_allgather delivers half. On a GPU nobody has tried.
+    """
+    is_untried = mpi.family == "intel-mpi" and mpi.has_gpu_path and backend == "cuda"
+    return "the table of rarer calls was not verified with Intel MPI on NVIDIA GPUs" if is_untried else ""
 
 
 def unsupported_memory(mpi: MpiStack, backend: str) -> Sequence[str]:

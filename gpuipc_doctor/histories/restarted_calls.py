@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuipc_doctor.api.reduction_data import Segment, fill
 from gpuipc_doctor.histories.group_buffers import Buffers
-from gpuipc_doctor.histories.group_calls import GroupCalls
+from gpuipc_doctor.histories.group_calls import Act, GroupCalls
 from gpuipc_doctor.histories.group_cases import SENDRECV, Case
 
 STARTS = 60
@@ -21,23 +21,6 @@ PARTS = 4
 IDLE_S = 2.5
 
 NBYTES = 65_536
-
-Act = Callable[[GroupCalls, Case], str]
-"""Performs a case; returns what was wrong in words."""
-
-
-def perform(group: GroupCalls, case: Case, act: Act) -> bool:
-    """Perform a case of `SOAK`; returns whether this library has the functions."""
-    with group.worker.step(str(case)):
-        try:
-            wrong = act(group, case)
-        except NotImplementedError:  # mpi4py: the library lacks the function
-            return False
-    group.results.cases += 1
-    if wrong:
-        group.results.wrong.append((case, wrong))
-    return True
-
 
 Requests = Callable[[Buffers], tuple[Any, ...]]
 """Makes the requests that are started together, and takes buffers."""

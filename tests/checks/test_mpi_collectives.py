@@ -14,6 +14,7 @@ from gpuipc_doctor.api import Context, Finding, Json, Probe, Tier
 from gpuipc_doctor.histories.group_calls import GroupCalls
 from gpuipc_doctor.histories.message_memories import DEVICE, KINDS, PINNED, POOL, STRADDLING, VMM
 from gpuipc_doctor.histories.mpi_library_limits import unsupported_calls, unsupported_memory
+from gpuipc_doctor.histories.used_calls import MEMORIES_OF_MESSAGES, cases_of
 from gpuipc_doctor.model import MemoryShare, Status
 from gpuipc_doctor.probe_types import Ending, RoleOutcome
 from gpuipc_doctor.report import sentences
@@ -33,6 +34,7 @@ PARAMS: dict[str, Json] = {
     "sizes": [8, 1000],
     "room": 1 << 30,
     "derived": True,
+    "untried": "",
     "unsupported": [],
     "on_host": "",
     "soak": False,
@@ -158,8 +160,10 @@ def test_each_call_is_made_in_each_memory_and_every_way() -> None:
     made = cases(probe)
     calls = module().calls
     every = {*calls.COLLECTIVES, *calls.NONBLOCKING, *calls.ONE_SIDED, *calls.ATOMIC, calls.SENDRECV}
+    every |= {*MEMORIES_OF_MESSAGES}
     rarer = set(module().RARER)
-    assert {case.call for case in made if case.memory == DEVICE} == every | rarer
+    in_table = {case.call for case in cases_of(soak=False)}
+    assert {case.call for case in made if case.memory == DEVICE} == every | rarer | in_table
     for memory in KINDS[1:]:
         assert {case.call for case in made if case.memory == memory} == every - rarer
     of = {(case.call, case.form) for case in made}

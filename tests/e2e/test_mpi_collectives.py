@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,53 @@ LESS_USUAL = {
 """Faults of calls and forms that applications use less, and what the finding names."""
 
 
+IN_TABLE = (
+    *("MPI_Bsend", "MPI_Ssend", "MPI_Issend", "MPI_Rsend", "MPI_Waitany", "MPI_Waitsome", "MPI_Testany"),
+    *("MPI_Testsome", "MPI_Testall", "MPI_Mrecv", "MPI_Isendrecv", "MPI_Neighbor_allgather"),
+    *("MPI_Neighbor_alltoall", "MPI_Neighbor_alltoallv", "MPI_Iscan", "MPI_Igather", "MPI_Iscatter"),
+    *("MPI_Iallgatherv", "MPI_Igatherv", "MPI_Iscatterv", "MPI_Ialltoallv", "MPI_Ireduce_scatter"),
+    *("MPI_Ireduce_scatter_block", "MPI_Allreduce_init", "MPI_Bcast_init"),
+    *("MPI_Alltoall_init", "MPI_Rput", "MPI_Rget", "MPI_Raccumulate", "MPI_Rget_accumulate"),
+)
+"""Calls of the acceptance table that deliver data in the memory that they are given."""
+
+IN_SOAK = (
+    *("MPI_Imrecv", "MPI_Ibsend", "MPI_Irsend", "MPI_Ineighbor_allgather", "MPI_Ineighbor_alltoall"),
+    *(
+        "MPI_Ineighbor_alltoallv",
+        "MPI_Iexscan",
+        "MPI_Allgather_init",
+        "MPI_Reduce_init",
+        "MPI_Gather_init",
+        "MPI_Scatter_init",
+    ),
+    *("MPI_Reduce_scatter_block_init", "MPI_Scan_init"),
+)
+
+FORMS = {
+    "{call: MPI_Sendrecv, with: subarray, rank: 1, do: corrupt-first}": "MPI_Sendrecv of 4096 B, * subarray",
+    "{call: MPI_Sendrecv, with: struct, rank: 1, do: corrupt-first}": "MPI_Sendrecv of 4096 B, * struct",
+    "{call: MPI_Sendrecv, with: indexed, rank: 1, do: corrupt-first}": "MPI_Sendrecv * indexed type",
+    "{call: MPI_Sendrecv, with: contiguous, rank: 1, do: corrupt-first}": "MPI_Sendrecv * resized type",
+    "{call: MPI_Waitall, rank: 1, outstanding: 40, do: corrupt-last}": "MPI_Irecv of 40960 B, * 40 at once",
+    "{call: MPI_Recv, rank: 1, memory: device, do: corrupt-last}": "MPI_Recv of 65544 B",
+    "{call: MPI_Unpack, rank: 1, memory: device, do: corrupt-first}": "MPI_Pack of 4096 B",
+}
+"""Faults of forms of the table, all at once → a case that the finding names."""
+
+MADE = {
+    "MPI_Comm_dup": "in a duplicate",
+    "MPI_Comm_split_type": "in a node's communicator",
+    "MPI_Session_init": "in a session's communicator",
+    "MPI_Intercomm_create": "between two groups",
+    "MPI_Cart_create": "in a Cartesian ring",
+    "MPI_Dist_graph_create_adjacent": "in a graph of neighbours",
+    "MPI_Neighbor_alltoallw": "in a graph of neighbours",
+    "MPI_Win_start": "with MPI_Win_start",
+}
+"""Calls that return an error, all at once → a case that needs each. What needs none of them is tried."""
+
+
 @pytest.fixture
 def found(doctor: Command, tmp_path: Path) -> Any:
     """``found(library, node, backend, ranks, sizes, …)``: status, key, and text of each finding."""
@@ -77,10 +126,11 @@ def found(doctor: Command, tmp_path: Path) -> Any:
     return run
 
 
-def node_with(tmp_path: Path, fault: str) -> str:
+def node_with(tmp_path: Path, *faults: str) -> str:
     node = tmp_path / "node.yaml"
+    lines = "".join(f"  - {fault}\n" for fault in faults)
     node.write_text(
-        f"description: A node with a fault.\nextends: healthy-single\nmpi-faults:\n  - {fault}\n"
+        f"description: A node with a fault.\nextends: healthy-single\nmpi-faults:\n{lines}"
         "expect: {exit: 12, findings: []}\n"
     )
     return str(node)
@@ -134,6 +184,62 @@ def test_library_that_aborts_in_a_call_with_device_memory_fails(found: Any, tmp_
 def test_fault_of_a_less_usual_call_is_found(found: Any, tmp_path: Path, fault: str) -> None:
     results = found("mpich50", node_with(tmp_path, fault), "cuda", 3, "[8, 4096, 1048584]")
     assert any(status == "FAIL" and LESS_USUAL[fault] in text for status, _, text in results), results
+
+
+def corrupted(calls: Sequence[str]) -> list[str]:
+    return [f"{{call: {call}, memory: device, do: corrupt-last}}" for call in calls]
+
+
+@pytest.mark.parametrize(
+    "library", ["mpich50", *(pytest.param(name, marks=pytest.mark.full) for name in ("mpich43", "openmpi"))]
+)
+def test_wrong_data_of_each_call_of_the_table_is_named(found: Any, tmp_path: Path, library: str) -> None:
+    ((_, key, text),) = found(library, node_with(tmp_path, *corrupted(IN_TABLE)), "cuda", 2, "[8]")
+    assert key == "wrong-data"
+    assert {*text.partition(" delivered ")[0].split(", ")} == {*IN_TABLE}
+
+
+def test_wrong_data_of_each_form_of_the_table_is_named(found: Any, tmp_path: Path) -> None:
+    ((_, key, text),) = found("mpich50", node_with(tmp_path, *FORMS), "cuda", 2, "[8]")
+    assert key == "wrong-data"
+    lines = [line.partition(": ")[2] for line in text.splitlines()]
+    assert [case for case in FORMS.values() if not any(fnmatch(line, f"{case}*") for line in lines)] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("begin", ["", "MPI_Neighbor_"])  # the latter needs what makes a graph
+def test_error_of_a_call_leaves_the_other_cases_tried(found: Any, tmp_path: Path, begin: str) -> None:
+    calls = [call for call in MADE if call.startswith("MPI_Neighbor_") == bool(begin)]
+    faults = [f"{{call: {call}, rank: 1, do: error}}" for call in calls]
+    results = found("mpich50", node_with(tmp_path, *faults), "cuda", 3, "[8]")
+    errors = [text for _, key, text in results if key == "returned-error"]
+    for call in calls:
+        assert [text for text in errors if f" {call} #" in text and MADE[call] in text], (call, errors)
+    assert "MPI_Rget_accumulate" in results[-1][2]
+
+
+@pytest.mark.full
+def test_wrong_data_in_each_communicator_is_named(found: Any, tmp_path: Path) -> None:
+    node = node_with(tmp_path, "{call: MPI_Allreduce, elsewhere: true, rank: 1, do: corrupt-last}")
+    ((_, _, text),) = found("mpich50", node, "cuda", 4, "[8]")
+    forms = [form for form in MADE.values() if form.startswith(("in a", "between"))]
+    assert [form for form in forms if "graph" not in form and form not in text] == []
+
+
+@pytest.mark.full
+def test_large_tag_that_hangs_is_named(found: Any, tmp_path: Path) -> None:
+    node = node_with(tmp_path, "{call: MPI_Irecv, with: large-tag, rank: 1, do: hang}")
+    results = found("mpich50", node, "cuda", 2, "[8]", "--deadline", "4")
+    assert any(key == "hung" and "the largest tags" in text for _, key, text in results), results
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("library", ["mpich50", "openmpi"])
+def test_wrong_data_of_each_call_of_the_soak_table_is_named(found: Any, tmp_path: Path, library: str) -> None:
+    more = ("--tier", "soak", "--deadline", "30")
+    results = found(library, node_with(tmp_path, *corrupted(IN_SOAK)), "cuda", 3, "[8]", *more)
+    (text,) = [text for _, key, text in results if key == "wrong-data"]
+    assert {*text.partition(" delivered ")[0].split(", ")} == {*IN_SOAK}
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_FAULTS = 16, MAX_LINE = 512 };
+enum { MAX_FAULTS = 64, MAX_LINE = 512 };
 
 __attribute__((noreturn)) static void refuse(const char *what, const char *why)
 {

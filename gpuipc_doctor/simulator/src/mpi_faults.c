@@ -86,7 +86,9 @@ enum effect {
 };
 
 /* What a fault may ask of a call's arguments. */
-enum shape { IN_PLACE = 1 << 0, ZERO_COUNT = 1 << 1, NEGATIVE_BOUND = 1 << 2 };
+enum shape { IN_PLACE = 1 << 0, ZERO_COUNT = 1 << 1, NEGATIVE_BOUND = 1 << 2, LARGE_TAG = 1 << 3, FIRST_TYPE = 1 << 4 };
+
+static const char *const types[] = {"any", "large-tag", "contiguous", "vector", "indexed", "struct", "subarray", NULL};
 
 static const char *const places[] = {"any", "device", "host", "pool", "vmm", "pinned", NULL};
 enum place { ANYWHERE, DEVICE, HOST, POOL, VMM, PINNED };
@@ -132,7 +134,7 @@ static int own_rank;
 
 static void read_fault(const char *line)
 {
-    char call[32], effect[32], memory[32], level[32], variable[64], value[64];
+    char call[32], with[32], effect[32], memory[32], level[32], variable[64], value[64];
     int in_place, zero_count, negative_bound;
     if (fault_count == MAX_FAULTS)
         refuse(line, "one fault too many");
@@ -140,14 +142,16 @@ static void read_fault(const char *line)
     int read = sscanf(line,
                       "fault call=%31s do=%31s memory=%31s rank=%d min=%lu max=%lu bytes=%lu keeps=%u nth=%u "
                       "from=%u every=%u until=%u log=%31s variable=%63s value=%63s overlapped=%d "
-                      "outstanding=%u elsewhere=%d in_place=%d zero_count=%d negative_bound=%d thread=%d idle=%u",
+                      "outstanding=%u elsewhere=%d in_place=%d zero_count=%d negative_bound=%d thread=%d idle=%u with=%31s",
                       call, effect, memory, &fault->rank, &fault->min, &fault->max, &fault->bytes,
                       &fault->keeps, &fault->nth, &fault->from, &fault->every, &fault->until, level, variable, value,
                       &fault->overlapped, &fault->outstanding, &fault->elsewhere, &in_place, &zero_count, &negative_bound,
-                      &fault->thread, &fault->idle);
-    if (read != 23)
+                      &fault->thread, &fault->idle, with);
+    if (read != 24)
         refuse(line, "not a fault");
     fault->shape = (in_place ? IN_PLACE : 0) | (zero_count ? ZERO_COUNT : 0) | (negative_bound ? NEGATIVE_BOUND : 0);
+    int word = word_of(types, with, line);
+    fault->shape |= word ? (unsigned)LARGE_TAG << (word - 1) : 0;
     if (fault->keeps && !(fault->kept = calloc(fault->keeps, sizeof *fault->kept)))
         refuse(line, "no memory");
     const char *set = getenv(variable);
@@ -271,8 +275,15 @@ static unsigned shape_of_type(handle type)
 {
     int (*extent_of)(handle, intptr_t *, intptr_t *) = ONCE(demand, "PMPI_Type_get_extent");
     intptr_t begin = 0, extent = 0;
+    static const unsigned char combiners[] = {2, 3, 6, 11, 12}; /* of Open MPI; in MPICH and its kin one more */
+    int (*envelope)(handle, int *, int *, int *, int *) = ONCE(demand, "PMPI_Type_get_envelope");
+    int integers, addresses, kinds, combiner = 0;
+    unsigned shape = 0;
     extent_of(type, &begin, &extent);
-    return begin < 0 ? NEGATIVE_BOUND : 0;
+    envelope(type, &integers, &addresses, &kinds, &combiner);
+    for (unsigned i = 0; i < sizeof combiners; i++)
+        shape |= combiner == combiners[i] + !handles_are_pointers() ? FIRST_TYPE << i : 0;
+    return (begin < 0 ? NEGATIVE_BOUND : 0) | shape;
 }
 
 /* Whether an address is where a fault strikes. What NULL is, nobody asks. */
@@ -757,7 +768,7 @@ EXPORT int MPI_Recv_c(void *buffer, int64_t count, handle type, int from, int ta
 EXPORT int MPI_Irecv_c(void *buffer, int64_t count, handle type, int from, int tag, handle comm, void *request)
 {
     uint64_t bytes = bytes_of(count, type);
-    before(IRECV, buffer, bytes, comm);
+    before_shaped(IRECV, buffer, bytes, comm, tag > INT16_MAX ? LARGE_TAG : 0);
     int code = CALL(MPI_Irecv, recv, type, from, tag, comm, request);
     if (!code)
         post(request_at(request, 0), buffer, bytes, comm);

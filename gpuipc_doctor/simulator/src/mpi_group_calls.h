@@ -20,19 +20,24 @@ static int rank_in(handle comm)
     return rank;
 }
 
-/* An array of a communicator's counts or displacements as ints; valid until eight later calls. */
-static const int *narrow_all(const int64_t *wide, handle comm)
+/* An array of counts or displacements as ints; valid until eight later calls. */
+static const int *narrow_array(const int64_t *wide, int count)
 {
     enum { ARRAYS = 8, MAX_RANKS = 256 };
     static int arrays[ARRAYS][MAX_RANKS], next;
     if (!wide)
         return NULL;
-    int *array = arrays[next++ % ARRAYS], count = ranks_of(comm);
+    int *array = arrays[next++ % ARRAYS];
     if (count > MAX_RANKS)
         refuse("MPI_…v_c", "too many ranks");
     for (int i = 0; i < count; i++)
         array[i] = narrow(wide[i]);
     return array;
+}
+
+static const int *narrow_all(const int64_t *wide, handle comm)
+{
+    return narrow_array(wide, ranks_of(comm));
 }
 
 static bool is_in_place(const void *buffer)
@@ -169,7 +174,7 @@ PLAIN(Reduce_scatter_block, SCATTERED, OF_REDUCTION)
 BLOCKING(Reduce, REDUCE, from, rank_in(comm) == root ? to : NULL, bytes_of(count, type), REDUCTION_TO_ROOT,
          (from, to, count, type, op, root, comm), (from, to, narrow(count), type, op, root, comm))
 PLAIN(Reduce, REDUCTION_TO_ROOT, (from, to, count, type, op, root, comm))
-BLOCKING(Bcast, BCAST, buffer, buffer, bytes_of(count, type), FROM_ROOT, (buffer, count, type, root, comm),
+BLOCKING_SHAPED(Bcast, BCAST, buffer, buffer, bytes_of(count, type), shape_of_type(type), FROM_ROOT, (buffer, count, type, root, comm),
          (buffer, narrow(count), type, root, comm))
 PLAIN(Bcast, FROM_ROOT, (buffer, count, type, root, comm))
 
@@ -604,7 +609,7 @@ static struct restarted {
     uint64_t request;
     void *buffer;
     uint64_t bytes;
-    bool is_partitioned;
+    enum call call;
     struct asked asked;
 } restarted[MAX_POSTED];
 
@@ -616,18 +621,18 @@ static struct restarted *restarted_as(uint64_t request)
     return NULL;
 }
 
-static void will_restart(uint64_t request, void *buffer, uint64_t bytes, bool is_partitioned)
+static void will_restart(uint64_t request, void *buffer, uint64_t bytes, enum call call)
 {
     struct restarted *entry = restarted_as(0);
     if (entry) /* else it has no faults */
-        *entry = (struct restarted){request, buffer, bytes, is_partitioned, {0}};
+        *entry = (struct restarted){request, buffer, bytes, call, {0}};
 }
 
 EXPORT int MPI_Recv_init_c(void *buffer, int64_t count, handle type, int from, int tag, handle comm, void *request)
 {
     int code = CALL(MPI_Recv_init, recv, type, from, tag, comm, request);
     if (!code)
-        will_restart(request_at(request, 0), buffer, bytes_of(count, type), false);
+        will_restart(request_at(request, 0), buffer, bytes_of(count, type), START);
     return code;
 }
 
@@ -642,7 +647,7 @@ EXPORT int MPI_Precv_init(void *buffer, int parts, int64_t count, handle type, i
     int (*real)(void *, int, int64_t, handle, int, int, handle, handle, void *) = ONCE(demand, "PMPI_Precv_init");
     int code = real(buffer, parts, count, type, from, tag, comm, info, request);
     if (!code)
-        will_restart(request_at(request, 0), buffer, (uint64_t)parts * bytes_of(count, type), true);
+        will_restart(request_at(request, 0), buffer, (uint64_t)parts * bytes_of(count, type), PRECV_INIT);
     return code;
 }
 
@@ -652,8 +657,7 @@ EXPORT int MPI_Start(void *request)
     struct restarted *entry = restarted_as(request_at(request, 0));
     struct asked asked = {0};
     if (entry && entry->request)
-        asked = entry->asked =
-            before(entry->is_partitioned ? PRECV_INIT : START, entry->buffer, entry->bytes, NULL);
+        asked = entry->asked = before(entry->call, entry->buffer, entry->bytes, NULL);
     return code_of(real(request), asked);
 }
 
@@ -673,3 +677,5 @@ static void end_of_restarted(uint64_t request)
     if (entry && entry->request)
         after(entry->asked, entry->buffer, entry->bytes);
 }
+
+#include "mpi_used_calls.h"

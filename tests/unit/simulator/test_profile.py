@@ -244,10 +244,10 @@ def test_faults_of_mpi_are_for_a_separate_library(tmp_path: Path) -> None:
     assert node.mpi_faults_file(loaded).splitlines() == [
         "fault call=MPI_Recv do=hang memory=device rank=1 min=16 max=16 bytes=0 keeps=0 nth=0 from=0 every=0 "
         "until=0 log=info variable=- value=- overlapped=0 outstanding=0 elsewhere=0 in_place=0 "
-        "zero_count=0 negative_bound=0 thread=0 idle=0",
+        "zero_count=0 negative_bound=0 thread=0 idle=0 with=any",
         f"fault call=MPI_Send do=leak memory=any rank=-1 min=1048576 max={2**63 - 1} bytes=2048 "
         "keeps=0 nth=0 from=3 every=0 until=0 log=warn variable=UCX_TLS value=%5Ecuda_ipc overlapped=0 "
-        "outstanding=0 elsewhere=0 in_place=0 zero_count=0 negative_bound=0 thread=0 idle=0",
+        "outstanding=0 elsewhere=0 in_place=0 zero_count=0 negative_bound=0 thread=0 idle=0 with=any",
     ]
     assert "MPI" not in node.driver_file(loaded)
 
