@@ -1,6 +1,6 @@
 """Make a library that stands before another one and records the classes of the calls that it passes on.
 
-``python3 -m tests.recorder.generate cuda|nccl REAL DIRECTORY`` compiles ``DIRECTORY/<soname>`` for the
+``python3 -m tests.recorder.generate cuda|nccl|mpi REAL DIRECTORY`` compiles ``DIRECTORY/<soname>`` for the
 library REAL (x86-64). Preloaded, it answers to the name of REAL: for what is linked with it and what opens it
 by name.
 """
@@ -31,6 +31,7 @@ class Face:
 FACES = {
     "cuda": Face("libcuda.so.1", "cu", (build.SOURCES / "calls.table", HERE / "cuda.table"), "cuda.h"),
     "nccl": Face("libnccl.so.2", "nccl", (HERE / "nccl.table",), "nccl.h"),
+    "mpi": Face("libmpi-recorder.so", "MPI_", (HERE / "mpi.table",), "mpi.h"),
 }
 
 _COMPILER = (
@@ -42,6 +43,11 @@ _COMPILER = (
     "-fvisibility=hidden",
     "-Wall",
     "-Wno-unused-function",
+)
+
+_EXCHANGE = (
+    "exchange_word(symbol, sendbuf, (uint64_t)sendcount, sendtype, "
+    "recvbuf, (uint64_t)recvcount, recvtype, {})"
 )
 
 _WORDS = (
@@ -64,7 +70,7 @@ _WORDS = (
     (r"size_t count, int kind\b", "bytes={}", "size_word(count * kind_bytes(kind))"),
     (r"size_t count, int kind\b", "count={}", 'count % 2 ? "odd" : "even"'),
     (r"int operation\b", "operation={}", "operation_word(operation)"),
-    (r"int root\b", "root={}", 'root ? "other" : "0"'),
+    (r"int root\b", "root={}", 'root < 0 ? "inter" : root ? "other" : "0"'),
     (
         r"void \*from, void \*to\b.*void \*comm\b",
         "{}",
@@ -72,8 +78,52 @@ _WORDS = (
     ),
     (r"void \*comm\b", "comm={}", 'thing_word(comm, "?")'),
     (r"void \*comm, void \*stream\b", "{}", "group_word()"),
+    # MPI
+    (
+        r"(?:n|int64_t) (count|recvcount|origin_count), handle (datatype|origin_datatype)\b",
+        "{}",
+        r"sizes_word((uint64_t)\1, \2)",
+    ),
+    (
+        r"(?:n \*recvcounts|\*result_addr|n incount|n outcount), handle datatype\b",
+        "{}",
+        "type_if(1, datatype)",
+    ),
+    (
+        r"n sendcount, .*n recvcount, handle recvtype, (?:handle comm|int source)\b",
+        "{}",
+        _EXCHANGE.format("0"),
+    ),
+    (r"n sendcount, .*n recvcount, handle recvtype, int root\b", "{}", _EXCHANGE.format("root")),
+    (
+        r"handle sendtype, .*n \*recvcounts, .*handle recvtype, handle comm\b",
+        "{}",
+        "type_if(!is_in_place(sendbuf), sendtype)",
+    ),
+    (
+        r"handle sendtype, .*n \*recvcounts, .*int root\b",
+        "{}",
+        "type_if(!is_in_place(sendbuf) && root >= 0, sendtype)",
+    ),
+    (
+        r"n \*sendcounts, .*n recvcount, handle recvtype\b",
+        "{}",
+        "type_if(!is_in_place(recvbuf) && root >= 0, recvtype)",
+    ),
+    (r"\*sendbuf, .*\*recvbuf\b", "place={}", "place_word(sendbuf, recvbuf)"),
+    (r"handle op\b", "operation={}", "operation_word(op)"),
+    (r"int source\b", "source={}", "source_word(source)"),
+    (r"int (tag|sendtag)\b", "tag={}", r"tag_word(\1)"),
+    (r"int partitions\b", "partitions={}", "count_word((uint64_t)partitions)"),
+    (r"int count, void \*requests\b", "requests={}", "count_word((uint64_t)count)"),
+    (r"int lock_type\b", "lock={}", "lock_word(lock_type)"),
+    (r"void \*(buf|buffer|base)\b", "memory={}", r"data_word(\1)"),
+    (r"void \*(sendbuf|origin_addr|inbuf)\b", "from={}", r"data_word(\1)"),
+    (r"void \*(recvbuf|result_addr|outbuf)\b", "to={}", r"data_word(\1)"),
+    (r"handle comm\b", "comm={}", "comm_word(comm)"),
+    (r"handle win\b", "window={}", "window_word(win)"),
 )
-"""What is said of an argument: pattern of the parameters, words, C expression."""
+"""What is said of an argument: pattern of the parameters, words, C expression with groups of the pattern."""
 
 _SILENT = re.compile(r"device-|error-|pointer-attribute|context-|primary-|driver-version|mem-info|module-")
 """Calls of which nothing but the name matters."""
@@ -120,14 +170,19 @@ def source(name: str, exported: list[str], real: str) -> str:
 
 
 def _wrapper(row: build.Row, symbol: str, include: str) -> str:
-    said = [] if _SILENT.match(row.call) else [w for w in _WORDS if re.search(w[0], row.parameters)]
-    format_ = " ".join([row.call, *(words.format("%s") for _, words, _ in said)])
-    values = "".join(f", {value}" for _, _, value in said)
-    after = _constant(row.call) + "_done"
+    of_mpi = symbol.startswith("MPI_")
+    call = symbol.removesuffix("_c") if of_mpi else row.call
+    parameters = re.sub(r"\bn\b", "int64_t", row.parameters) if call != symbol and of_mpi else row.parameters
+    matches = [(re.search(pattern, row.parameters), words, value) for pattern, words, value in _WORDS]
+    said = [] if _SILENT.match(call) else [(words, m.expand(value)) for m, words, value in matches if m]
+    format_ = " ".join([call, *(words.format("%s") for words, _ in said)])
+    values = "".join(f", {value}" for _, value in said)
+    after = _constant(call) + "_done"
     effect = f"    {after}({', '.join(['code', *row.arguments])});\n" if f" {after}(" in include else ""
     return (
-        f"EXPORT int {symbol}({row.parameters})\n{{\n"
-        f"    int (*real)({row.parameters}) = (int (*)({row.parameters}))real_of(stubs + AT_{symbol});\n"
+        f"EXPORT int {symbol}({parameters})\n{{\n"
+        f"    int (*real)({parameters}) = (int (*)({parameters}))real_of(stubs + AT_{symbol});\n"
+        f'    static const char symbol[] = "{symbol}";\n    (void)symbol;\n'
         f'    record("{format_}"{values});\n'
         f"    int code = real({', '.join(row.arguments)});\n{effect}    return code;\n}}\n"
     )
@@ -163,7 +218,7 @@ def compile_library(name: str, real: Path, directory: Path) -> Path:
     ]
     directory.mkdir(parents=True, exist_ok=True)
     text, library = directory / f"{name}.c", directory / FACES[name].soname
-    text.write_text(source(name, list(dict.fromkeys(exported)), str(real)))
+    text.write_text(source(name, list(dict.fromkeys(exported)), str(real.absolute())))
     subprocess.run(
         [*_COMPILER, f"-I{HERE}", f"-Wl,-soname,{library.name}", "-o", library, text, "-ldl", "-pthread"],
         check=True,

@@ -9,6 +9,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -17,7 +18,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { CLASSES = 8192, RANGES = 16384, THINGS = 4096, LINE = 512 };
+enum { CLASSES = 1 << 17, RANGES = 16384, THINGS = 4096, LINE = 512, WORD = 96 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t seen[CLASSES];
@@ -95,9 +96,9 @@ const char *count_word(uint64_t count)
 
 static char *buffer(void)
 {
-    static __thread char buffers[8][64];
+    static __thread char buffers[16][WORD];
     static __thread unsigned next;
-    return buffers[next++ % 8];
+    return buffers[next++ % 16];
 }
 
 /* ---- memory: which kind an address is of ---- */
@@ -141,18 +142,18 @@ unsigned memories_of(const char *kind)
 static const char *asked(const char *name, uint64_t of)
 {
     const char *(*answer)(uint64_t) = (const char *(*)(uint64_t))dlsym(RTLD_DEFAULT, name);
-    return answer ? answer(of) : "?";
+    return answer ? answer(of) : NULL;
 }
 
 /* "legacy", "legacy+" inside an allocation, "legacy+odd" at an address that no 4 divide, "host" of no kind. */
 const char *memory_word(uint64_t address)
 {
-    const char *kind = "host";
+    const char *kind = "host", *known = strcmp(LIBRARY, "CUDA") ? asked("recorder_memory_word", address) : NULL;
     uint64_t base = address;
     if (!address)
         return "null";
-    if (strcmp(LIBRARY, "CUDA"))
-        return asked("recorder_memory_word", address);
+    if (known)
+        return known;
     pthread_mutex_lock(&lock);
     for (unsigned i = 0; i < range_count; i++)
         if (address >= ranges[i].base && address < ranges[i].base + ranges[i].bytes) {
@@ -162,7 +163,7 @@ const char *memory_word(uint64_t address)
         }
     pthread_mutex_unlock(&lock);
     char *word = buffer();
-    snprintf(word, 64, "%s%s%s", kind, address == base ? "" : "+",
+    snprintf(word, WORD, "%s%s%s", kind, address == base ? "" : "+",
              address % 4 ? "odd" : address % 16 ? "by4" : "");
     return word;
 }
@@ -211,7 +212,7 @@ long thing_number(const void *handle)
 const char *stream_word(const void *stream)
 {
     if (strcmp(LIBRARY, "CUDA"))
-        return asked("recorder_stream_word", (uint64_t)stream);
+        return asked("recorder_stream_word", (uint64_t)stream) ?: "?";
     return !stream ? "default" : (uintptr_t)stream == 1 ? "legacy" : (uintptr_t)stream == 2 ? "per-thread" : thing_word(stream, "own");
 }
 
@@ -225,16 +226,32 @@ struct stub *stub_at(const void *function)
     return NULL;
 }
 
+static void *library;
+
+/* MPI's functions exist a second time for tools, as PMPI_…, in the library that the process has loaded anyhow. */
+static int is_mpi(struct dl_phdr_info *object, size_t bytes, void *path)
+{
+    (void)bytes;
+    if (strstr(object->dlpi_name, "/libmpi.so") || strstr(object->dlpi_name, "/libmpich.so"))
+        *(const char **)path = object->dlpi_name;
+    return 0;
+}
+
 static void open_library(void)
 {
-    const char *path = getenv("GPUIPC_RECORD_" LIBRARY);
-    void *library = dlopen(path ? path : DEFAULT_PATH, RTLD_NOW | RTLD_LOCAL);
+    const char *path = getenv("GPUIPC_RECORD_" LIBRARY), *prefix = strcmp(LIBRARY, "MPI") ? "" : "P";
+    if (*prefix)
+        dl_iterate_phdr(is_mpi, &path);
+    library = dlopen(path ? path : DEFAULT_PATH, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         fprintf(stderr, "recorder: %s\n", dlerror());
         _exit(97);
     }
-    for (struct stub *stub = stubs; stub->name; stub++)
-        stub->real = dlsym(library, stub->name);
+    for (struct stub *stub = stubs; stub->name; stub++) {
+        char name[LINE];
+        snprintf(name, sizeof name, "%s%s", prefix, stub->name);
+        stub->real = dlsym(library, name);
+    }
 }
 
 /* The library's own function. It is opened at the first call, as it would be without us: some programs never make one. */

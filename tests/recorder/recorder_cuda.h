@@ -6,7 +6,7 @@ struct ipc_handle {
 static const char *number_word(uint64_t number)
 {
     char *word = buffer();
-    snprintf(word, 64, "%llx", (unsigned long long)number);
+    snprintf(word, WORD, "%llx", (unsigned long long)number);
     return word;
 }
 

@@ -62,6 +62,6 @@ enum { IN_PROGRESS = 7 }; /* of communicators that do not block, as PyTorch's */
 static const char *number_word(uint64_t number)
 {
     char *word = buffer();
-    snprintf(word, 64, "%llx", (unsigned long long)number);
+    snprintf(word, WORD, "%llx", (unsigned long long)number);
     return word;
 }

