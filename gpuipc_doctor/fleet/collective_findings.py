@@ -142,13 +142,16 @@ def rate(result: GroupResult) -> str:
     return f"{result.bus / 1e9:.3g} GB/s bus bandwidth" if result.bus else "no speed measured"
 
 
-def passed(whole: GroupResult) -> Finding:
+def passed(whole: GroupResult, alone: Iterable[GroupResult]) -> Finding:
+    """``alone``: each node's control."""
     ranks = whole.ranks
+    within = [result.bus for result in alone if result.bus]
     figures = (
         ("start", max((rank.start_s or 0 for rank in ranks), default=0), "s", False),
         ("first all-reduce", max((rank.first_s or 0 for rank in ranks), default=0), "s", False),
         ("latency", (whole.latency_s or 0) * 1e6, "us", False),
         ("bus bandwidth", (whole.bus or 0) / 1e9, "GB/s", True),
+        ("within the slowest node", min(within, default=0) / 1e9, "GB/s", True),
     )
     return Finding.ok(
         "passed",

@@ -20,7 +20,7 @@ from gpuipc_doctor.fleet.collective_types import Joined, RoundResult
 from gpuipc_doctor.fleet.collectives import CHECK, TITLE
 from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
 from gpuipc_doctor.model import Device, Finding, Subject, Tier
-from gpuipc_doctor.present.blocks import Group, Parts
+from gpuipc_doctor.present.blocks import Group, Lines, Parts
 from gpuipc_doctor.present.text import counted
 from gpuipc_doctor.report import acceptance, node_content, sentences
 from gpuipc_doctor.report_types import CheckInfo, Report, Result
@@ -70,8 +70,11 @@ def screen(found: Report, exit_code: int, *, width: int = 80, color: bool = Fals
         why = sentences.summary(passed[0])
     else:
         why = acceptance.reason(found)
+    figures = [f"{one.name} {one.value:.3g} {one.unit}" for finding in passed for one in finding.measured]
+    carried = [sentences.summary(one.finding) for one in found.results if one.finding.key == "carried"]
     size = Parts((counted(found.probes_run, "round"), f"each is in {ROUNDS}"))
-    news = [Group((acceptance.heading(verdict, why), size))]
+    told = (Parts(tuple(figures)),) * bool(figures) + (Lines(tuple(carried)),) * bool(carried)
+    news = [Group((acceptance.heading(verdict, why), *told, size))]
     return node_content.screen(found, width=width, color=color, exit_code=exit_code, news=news)
 
 

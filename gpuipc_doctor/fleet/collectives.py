@@ -143,7 +143,7 @@ def examine(
             yield Finding.fail("node-alone", says, *own, node=node, what=what, remedy=remedy)
         able = tuple(node for node in able if node not in bad)
         if len(able) > 1:
-            yield from together(rounds, able, topology, named, differs)
+            yield from together(rounds, able, topology, named, differs, alone)
     except OutOfTime:
         says = "the time limit ended the search after {rounds} rounds"
         remedy = "add --resume and a longer --budget"
@@ -167,6 +167,7 @@ def together(
     topology: Mapping[str, str],
     named: NodeSetFormatter,
     differs: Sequence[Finding],
+    alone: Sequence[GroupResult],
 ) -> Iterator[Finding]:
     """All nodes together: what fails and what helps; else what is slow, and what carries the data."""
     deviations = collective_facts.deviations(differs)
@@ -179,7 +180,7 @@ def together(
             yield replace(found, evidence=(*found.evidence, *helps), remedy=remedy)
         return
     whole = tried[nodes]
-    yield passed(whole)
+    yield passed(whole, alone)
     yield from carried(rounds, whole)
     yield from slow_pairs(rounds, nodes)
     yield from rails(rounds, nodes, topology, named, whole)
