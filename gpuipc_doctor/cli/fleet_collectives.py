@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import sys
@@ -40,6 +41,9 @@ ROUND_S = 120.0
 
 LONGEST_S = 3600.0
 """Seconds for the whole run, without --budget."""
+
+ENDING_S = 30.0
+"""Seconds of them for the end of the last round."""
 
 SSH_PER_S = 50.0
 
@@ -111,7 +115,7 @@ def command(
     process_limits.raise_soft()  # a descriptor for each node
     printed = slurm.topology() if way.via is way.via.SLURM else ""
     topology = slurm.leaves(wanted, printed) or fleet_reach.switches_of_site(reach.site(*words), wanted)
-    found = _Gathered(wanted, topology, _log_of(into, resume=resume), reach.budget or LONGEST_S)
+    found = _Gathered(wanted, topology, _log_of(into, resume=resume))
     with scratch.directory(scratch.usual(), 1 << 16) as private:
         secret = secrets.token_bytes(32)
         given = private / "secret"
@@ -136,6 +140,7 @@ def command(
             names="--called",
             at_interruption=head.close,
         )
+        found.until = time.monotonic() + way.deadline_s - ENDING_S
         work = threading.Thread(target=_run, args=(head, found, reach, largest), daemon=True)
         work.start()
         interrupted = False
@@ -183,9 +188,9 @@ def _log_of(into: Path, *, resume: bool) -> Log:
 class _Gathered:
     """What nodes' launchers have told, and the findings so far."""
 
-    def __init__(self, nodes: Sequence[str], topology: Mapping[str, str], log: Log, seconds: float) -> None:
+    def __init__(self, nodes: Sequence[str], topology: Mapping[str, str], log: Log) -> None:
         self.nodes, self.topology, self.log = nodes, topology, log
-        self.began, self.until = datetime.now().astimezone(), time.monotonic() + seconds
+        self.began, self.until = datetime.now().astimezone(), math.inf
         self.absent: dict[str, str] = {}
         """Node whose process has ended → its last words."""
         self.joined: dict[str, Joined] = {}
@@ -215,6 +220,8 @@ class _Gathered:
             code = code or Exit.INTERNAL
         shown = text if as_json else collective_report.screen(found, code, **formats.page())
         click.echo(shown, nl=False)
+        if interrupted:
+            say("interrupted; to go on after the last round, add --resume")
         return code
 
 

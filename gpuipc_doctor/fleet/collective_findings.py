@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -126,7 +127,9 @@ def what_failed(result: GroupResult) -> str:
             f"{what} ({_rank(rank)}; {counted(len({r.rank for r, _ in wrong}), 'rank')} with wrong results)"
         )
     order = [Ending.FAILED, Ending.SILENT, Ending.LOST, Ending.HUNG]
-    bad = sorted((r for r in result.ranks if r.ending in order), key=lambda r: order.index(r.ending))
+    often = Counter(rank.operation for rank in result.ranks)  # whoever hangs alone keeps the others waiting
+    bad = [rank for rank in result.ranks if rank.ending in order]
+    bad.sort(key=lambda rank: (order.index(rank.ending), often[rank.operation]))
     for rank in bad[:1]:
         said = f": {rank.failure}" if rank.failure else ""
         more = f", and {counted(len(bad) - 1, 'more rank')}" if bad[1:] else ""

@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 import msgspec  # noqa: TID253 - messages are those of `collective_types`
 
 from gpuipc_doctor.fleet.collective_types import (
+    NOT_RUN,
     Ending,
     Group,
     GroupResult,
@@ -289,7 +290,7 @@ class _Running:
                 continue
             why = lost.get(node, "")
             if not why:
-                why = f"not run: {', '.join(self._gone)} is gone" if self._gone else "no answer"
+                why = f"{NOT_RUN}: {', '.join(self._gone)} is gone" if self._gone else "no answer"
             for place, gpu in enumerate(self._gpus.get(node, (0,))):
                 yield RankResult(node, self._first[node] + place, gpu, Ending.SILENT, failure=why)
 

@@ -70,6 +70,10 @@ class Round:
     """From the start of the round. A rank that has not ended then is killed and reported as hung."""
 
 
+NOT_RUN = "not run"
+"""Begins `RankResult.failure` of a node whose group was not run, since another of its nodes is gone."""
+
+
 class Ending(Enum):
     """How a rank ended. The value is written into documents."""
 

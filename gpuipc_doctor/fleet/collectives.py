@@ -19,6 +19,7 @@ from gpuipc_doctor.fleet import collective_facts
 from gpuipc_doctor.fleet.collective_findings import Telling, Tried, differing, passed, rate, what_failed
 from gpuipc_doctor.fleet.collective_search import Blame, Nodes, search
 from gpuipc_doctor.fleet.collective_types import (
+    NOT_RUN,
     Ending,
     Group,
     GroupResult,
@@ -62,7 +63,7 @@ class Rounds:
     base: Round
     """Sizes and deadline of all rounds."""
     until: float = float("inf")
-    """On the monotonic clock."""
+    """On the monotonic clock. No round starts that may end later: its nodes would be gone, not bad."""
     saved: Iterator[RoundResult] = field(default_factory=lambda: iter(()))
     """The rounds of an earlier run, which are not run again as long as this one asks the same."""
     save: Callable[[RoundResult], None] = lambda _: None
@@ -102,14 +103,14 @@ class Rounds:
         asked = replace(asked, groups=tuple(group for group in groups if group.nodes))
         result = next(self.saved, None)
         if result is None or result.round != asked:
-            if time.monotonic() > self.until:
+            if time.monotonic() + asked.deadline_s > self.until:
                 raise OutOfTime
             self.saved = iter(())
             result = self.meet(asked)
         self.save(result)
         self.done.append(result)
         for rank in chain.from_iterable(group.ranks for group in result.groups):
-            if rank.ending is Ending.SILENT and (rank.node not in self.joined or len(result.groups) == 1):
+            if rank.ending is Ending.SILENT and not rank.failure.startswith(NOT_RUN):
                 self.lost.setdefault(rank.node, rank.failure or "no answer")
         results = {group.group.nodes: group for group in result.groups}
         return [results.get(group.nodes, GroupResult(group, ())) for group in groups]

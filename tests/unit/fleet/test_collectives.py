@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -214,5 +215,6 @@ def test_a_resumed_run_repeats_no_round() -> None:
 
 def test_the_time_limit_ends_the_search() -> None:
     fabric = Fabric(NODES)
-    found = list(examine(Rounds(fabric.meet, fabric.joined, BASE, until=0), NODES, {}, TREE))
+    until = time.monotonic() + BASE.deadline_s - 1  # a round could last longer
+    found = list(examine(Rounds(fabric.meet, fabric.joined, BASE, until), NODES, {}, TREE))
     assert told(found) == ["ERROR time-limit: the time limit ended the search after 0 rounds"]
