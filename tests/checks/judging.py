@@ -92,7 +92,8 @@ def plan(
     tier: Tier = Tier.ACCEPTANCE,
     **mpi: Any,
 ) -> list[Probe]:
-    stack = MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")), **mpi)
+    family = mpi.pop("family", "mpich")
+    stack = MpiStack(family, "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")), **mpi)
     planned = list(
         surveys.PROBES.get(id_, check(id_).probes)(
             Context(devices, mpi=stack, options=options or {}, tier=tier)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api import Context, Finding
+from gpuipc_doctor.api import Context, Finding, Probe
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli.check_options import parsed
 from gpuipc_doctor.report import sentences
@@ -32,6 +32,7 @@ def judged(**told: Any) -> Finding:
     [
         ([PASS], {}, "PASS passed"),
         ([PASS, SKIP], {}, "PASS passed"),
+        ([["software", "PASS", "0", ["a note"], True]], {}, "PASS passed"),
         ([SKIP], {}, "SKIP all-skipped"),
         ([], {}, "SKIP all-skipped"),
         ([PASS, FAIL], {"exit": 226}, "FAIL failed"),
@@ -74,10 +75,19 @@ def test_failure_quotes_dcgm_and_names_the_gpu() -> None:
     ]
 
 
+def test_what_dcgm_could_not_test_is_named() -> None:
+    odd = judged(version="", error="", tests=[["software", "NOT RUN", "0", [], False]])
+    told = judged(version="", error="unsupported GPU", tests=[["software", "NOT RUN", "0", [], False]])
+    assert sentences.summary(odd) == "DCGM of unknown version could not test: NOT RUN"
+    assert sentences.summary(told) == "DCGM of unknown version could not test: unsupported GPU"
+
+
 def test_only_nvidia_gpus_are_tested() -> None:
     (skip,) = check("dcgm-diag").probes(Context((gpu(0, "hip"),)))
     assert isinstance(skip, Finding)
     assert skip.key == "no-device"
+    (probe,) = check("dcgm-diag").probes(Context((gpu(0, "hip"), gpu(0))))
+    assert isinstance(probe, Probe)
 
 
 @pytest.mark.parametrize("option", [["--with-dcgm"], []])

@@ -65,3 +65,11 @@ def test_loss_of_the_control_is_named() -> None:
     found = judged(lost=lost)
     assert {finding.status for finding in found} == {Status.FAIL}
     assert any("that was not exported" in sentences.summary(finding) for finding in found)
+
+
+def test_evidence_names_what_was_refused_and_each_adapter() -> None:
+    (healthy,), (refused,) = judged(), judged(vmm="error 801")
+    assert "VMM memory is refused: error 801" in sentences.evidence(refused)
+    assert not [line for line in sentences.evidence(healthy) if "VMM" in line]
+    registered, _ = judged(adapters={"mlx5_0": [], "mlx5_1": [REGISTER, CANNOT]})
+    assert [*sentences.evidence(registered)] == ["mlx5_0: registered", f"mlx5_1: {REGISTER} {CANNOT}"]

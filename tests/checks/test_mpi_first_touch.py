@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api import Finding
+from gpuipc_doctor.api import Device, Finding
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, conclude, gpu, plan
+from tests.checks.judging import MIB, ONE, TWO, conclude, gpu, plan
 
 
 def first_touch(
@@ -80,3 +81,21 @@ def test_buffers_stay_within_the_limit_even_if_none_is_released(total_gib: int) 
 def test_buffer_size_fits_the_room_between_a_page_and_a_limit(total_mib: int, taken_mib: int) -> None:
     (probe,) = plan("mpi-first-touch", gpu(0, total_bytes=total_mib * MIB))
     assert probe.params["nbytes"] == taken_mib * MIB
+
+
+@pytest.mark.parametrize(
+    ("mpi", "devices", "tells"),
+    [
+        ({"ucx": "1.22.0", "has_gpu_path": True}, TWO, True),
+        ({"ucx": "1.22.0", "has_gpu_path": True}, ONE, False),
+        ({"ucx": "1.22.0"}, TWO, False),
+        ({"has_gpu_path": True}, TWO, False),
+        ({"has_gpu_path": True, "family": "openmpi"}, TWO, True),
+    ],
+)
+def test_launch_is_the_checks_own_if_ucx_or_open_mpi_can_tell(
+    mpi: dict[str, Any], devices: tuple[Device, ...], tells: bool
+) -> None:
+    (probe,) = plan("mpi-first-touch", *devices, **mpi)
+    assert probe.launch is not None
+    assert ("UCX_PROTO_INFO" in probe.launch.env, bool(probe.ends)) == (tells, tells)
