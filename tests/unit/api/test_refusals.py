@@ -73,8 +73,8 @@ def test_unsupported_call_shows_which_capability_is_lacking(call: str, capabilit
     [
         ({"multi-process"}, "prohibited", "its compute mode is prohibited", "nvidia-smi -c 0"),
         ({"multi-process"}, "", "CU_DEVICE_ATTRIBUTE_COMPUTE_MODE is not 0", "nvidia-smi -c 0"),
-        ({"vmm-ipc", "pool-ipc"}, "", "lacks pool-ipc, vmm-ipc, as its driver", "NCCL_CUMEM_ENABLE=0"),
-        ({"contexts"}, "", "lacks contexts, as its driver", "use another GPU or driver"),
+        ({"vmm-ipc", "pool-ipc"}, "", "lacks pool-ipc, vmm-ipc (its driver", "NCCL_CUMEM_ENABLE=0"),
+        ({"contexts"}, "", "lacks contexts (its driver", "use another GPU or driver"),
     ],
 )
 def test_lack_is_told_with_what_to_use_instead(
