@@ -1,4 +1,4 @@
-"""A node with emulated Intel GPUs: Intel's own user-mode driver, over a stand-in for its kernel driver.
+"""A node with an emulated Intel GPU: Intel's own user-mode driver, over a stand-in for its kernel driver.
 
 Driver and loader are those of another root file system (`Makefile`, ``.prefix/intel``); the rest is as in
 `tests.kfd.emulated`. Nothing executes commands: the user-mode driver is told to copy by the processor.
@@ -76,29 +76,28 @@ def _driver() -> bytes:
 
 
 @contextmanager
-def node(gpus: int = 1, mib: int = 1024) -> Iterator[EmulatedNode]:
-    """An emulated node for the duration of the block, with its own GPUs."""
+def node(mib: int = 1024) -> Iterator[EmulatedNode]:
+    """An emulated node with one GPU for the duration of the block."""
     with tempfile.TemporaryDirectory(prefix="xe-", ignore_cleanup_errors=True) as directory:
         run = Path(directory)
         (run / "xe.so").write_bytes(_driver())
-        for gpu in range(gpus):
-            _describe(run, gpu)
+        _describe(run)
         env = {
             "XE_EMULATOR": directory,
             "LD_PRELOAD": str(run / "xe.so"),
             "XE_EMULATOR_YAMA": "1",
             **SETTINGS,
         }
-        arguments = map(str, (run, ROOT, gpus, mib, *bound(ROOT)))
+        arguments = map(str, (run, ROOT, 1, mib, *bound(ROOT)))
         with namespace_of("sh", str(KFD / "namespace.sh"), *arguments) as enter:
             yield EmulatedNode(enter, env)
 
 
-def _describe(run: Path, gpu: int) -> None:
+def _describe(run: Path) -> None:
     """The files of /sys and /dev in which user space finds an Arc B580."""
-    minor, address = 128 + gpu, f"0000:{3 + gpu:02x}:00.0"
+    minor, address = 128, "0000:03:00.0"
     device = run / "sys/devices/xe" / address
-    for name in (f"card{gpu}", f"renderD{minor}"):
+    for name in ("card0", f"renderD{minor}"):
         drm = device / "drm" / name
         drm.mkdir(parents=True)
         (drm / "device").symlink_to(f"../../../{address}")
@@ -110,7 +109,7 @@ def _describe(run: Path, gpu: int) -> None:
     links = {
         run / "sys/bus/pci/devices" / address: device,
         run / f"sys/dev/char/226:{minor}": device / f"drm/renderD{minor}",
-        **{run / "sys/class/drm" / name: device / "drm" / name for name in (f"card{gpu}", f"renderD{minor}")},
+        **{run / "sys/class/drm" / name: device / "drm" / name for name in ("card0", f"renderD{minor}")},
     }
     for link, target in links.items():
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -125,8 +124,7 @@ def _describe(run: Path, gpu: int) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command on an emulated node; without one, print the version of the driver."""
     parser = argparse.ArgumentParser(prog="python -m tests.xe.emulated", description=main.__doc__)
-    parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--mib", type=int, default=1024, help="memory of each GPU")
+    parser.add_argument("--mib", type=int, default=1024, help="memory of the GPU")
     parser.add_argument("command", nargs="*")
     asked = parser.parse_args(arguments)
     if reason := why_not():
@@ -134,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not asked.command:
         sys.stdout.write(f"libze-intel-gpu1 {version()}\n")
         return
-    with node(asked.gpus, asked.mib) as emulated:
+    with node(asked.mib) as emulated:
         command = [*emulated.enter, *asked.command]
         sys.exit(subprocess.run(command, env={**os.environ, **emulated.env}, check=False).returncode)
 

@@ -8,7 +8,6 @@
  *
  * What is not played is reported on stderr by its number and refused with ENOTTY. Answered with success, but not done:
  *   VM_BIND: addresses are not translated, user pointers not pinned, overlaps not refused; fences are signalled at once
- *   PRIME_FD_TO_HANDLE: a GPU may import any other's memory; P2P limits are not looked at
  *   EXEC_QUEUE_*, WAIT_USER_FENCE, MADVISE: nothing runs
  * And a buffer costs its process a descriptor at a high number, which it does not on a real node.
  * Source: Linux 7.2, include/uapi/drm/xe_drm.h, which the fetched root file system has. */
@@ -34,12 +33,12 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 
-enum { MAX_GPUS = 4, MAX_BUFFERS = 1 << 14, MAX_BINDS = 1 << 14, FIRST_HIGH_DESCRIPTOR = 1 << 13 };
+enum { MAX_BUFFERS = 1 << 14, MAX_BINDS = 1 << 14, FIRST_HIGH_DESCRIPTOR = 1 << 13 };
 enum { DRM_MAJOR = 226, FIRST_RENDER_MINOR = 128, OFFSET_BUFFER_SHIFT = 32, SYSTEM_REGION = 0, VRAM_REGION = 1 };
 
 /* A GEM handle is an index here. The file is closed when neither the handle nor a bind refers to it. */
 static struct buffer {
-    int file, gpu, binds;
+    int file, binds;
     bool has_handle, is_imported;
     ino_t inode;
 } buffers[MAX_BUFFERS];
@@ -49,8 +48,8 @@ static struct bind {
     uint64_t address, size;
 } binds[MAX_BINDS];
 
-static struct stat devices[MAX_GPUS];
-static int gpus;
+static struct stat device;
+static bool has_gpu;
 static uint32_t last_id;
 static pthread_mutex_t the_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -64,10 +63,10 @@ static void complain(const char *format, ...)
     dprintf(STDERR_FILENO, "xe emulator [%d]: %s\n", getpid(), text);
 }
 
-static const char *heap(int gpu, int region)
+static const char *heap(int region)
 {
     static char path[256];
-    snprintf(path, sizeof path, "%s/%s%d", getenv("XE_EMULATOR"), region == VRAM_REGION ? "vram" : "gtt", gpu);
+    snprintf(path, sizeof path, "%s/%s", getenv("XE_EMULATOR"), region == VRAM_REGION ? "vram0" : "gtt0");
     return path;
 }
 
@@ -78,38 +77,27 @@ static int real_stat(int fd, struct stat *status)
 
 __attribute__((constructor)) static void start(void)
 {
-    if (!getenv("XE_EMULATOR"))
-        return;
-    for (; gpus < MAX_GPUS; gpus++) {
-        char path[64];
-        snprintf(path, sizeof path, "/dev/dri/renderD%d", FIRST_RENDER_MINOR + gpus);
-        if (syscall(SYS_newfstatat, AT_FDCWD, path, &devices[gpus], 0))
-            break;
-    }
+    has_gpu = getenv("XE_EMULATOR") && !syscall(SYS_newfstatat, AT_FDCWD, "/dev/dri/renderD128", &device, 0);
     struct rlimit limit; /* buffers are descriptors here only: that shall not run into the usual 1024 */
-    if (gpus && !getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur < limit.rlim_max) {
+    if (has_gpu && !getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur < limit.rlim_max) {
         limit.rlim_cur = limit.rlim_max;
         setrlimit(RLIMIT_NOFILE, &limit);
     }
 }
 
-/* The GPU whose device file this is; -1: something else. */
-static int gpu_of(int fd)
+static bool is_device(int fd)
 {
     struct stat status;
-    if (gpus && fd > STDERR_FILENO && !real_stat(fd, &status))
-        for (int gpu = 0; gpu < gpus; gpu++)
-            if (status.st_ino == devices[gpu].st_ino && status.st_dev == devices[gpu].st_dev)
-                return gpu;
-    return -1;
+    return has_gpu && fd > STDERR_FILENO && !real_stat(fd, &status) && status.st_ino == device.st_ino &&
+           status.st_dev == device.st_dev;
 }
 
 /* ---- buffers ---- */
 
-static struct buffer *buffer_of(int gpu, uint32_t handle)
+static struct buffer *buffer_of(uint32_t handle)
 {
     struct buffer *buffer = handle && handle < MAX_BUFFERS ? &buffers[handle] : NULL;
-    return buffer && buffer->file && buffer->gpu == gpu ? buffer : NULL;
+    return buffer && buffer->file ? buffer : NULL;
 }
 
 static void drop_unused(struct buffer *buffer)
@@ -121,7 +109,7 @@ static void drop_unused(struct buffer *buffer)
 }
 
 /* A GEM handle of an open file, which becomes ours at a number out of the way; or a negative error. */
-static int add_buffer(int gpu, int file)
+static int add_buffer(int file)
 {
     struct stat status;
     int high = fcntl(file, F_DUPFD_CLOEXEC, FIRST_HIGH_DESCRIPTOR);
@@ -129,29 +117,29 @@ static int add_buffer(int gpu, int file)
         return -EMFILE;
     for (int handle = 1; handle < MAX_BUFFERS; handle++)
         if (!buffers[handle].file) {
-            buffers[handle] = (struct buffer){.file = high, .gpu = gpu, .has_handle = true, .inode = status.st_ino};
+            buffers[handle] = (struct buffer){.file = high, .has_handle = true, .inode = status.st_ino};
             return handle;
         }
     syscall(SYS_close, high);
     return -ENOMEM;
 }
 
-static int gem_create(int gpu, struct drm_xe_gem_create *request)
+static int gem_create(struct drm_xe_gem_create *request)
 {
     int region = request->placement & 1 << SYSTEM_REGION ? SYSTEM_REGION : VRAM_REGION;
-    int file = (int)syscall(SYS_openat, AT_FDCWD, heap(gpu, region), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    int file = (int)syscall(SYS_openat, AT_FDCWD, heap(region), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (file < 0)
         return -ENOMEM;
     bool is_full = syscall(SYS_fallocate, file, 0, 0, request->size);
-    int handle = is_full ? -ENOMEM : add_buffer(gpu, file);
+    int handle = is_full ? -ENOMEM : add_buffer(file);
     syscall(SYS_close, file);
     request->handle = (uint32_t)handle;
     return handle < 0 ? handle : 0;
 }
 
-static int gem_close(int gpu, const struct drm_gem_close *request)
+static int gem_close(const struct drm_gem_close *request)
 {
-    struct buffer *buffer = buffer_of(gpu, request->handle);
+    struct buffer *buffer = buffer_of(request->handle);
     if (!buffer || !buffer->has_handle)
         return -EINVAL;
     buffer->has_handle = false;
@@ -159,9 +147,9 @@ static int gem_close(int gpu, const struct drm_gem_close *request)
     return 0;
 }
 
-static int handle_to_fd(int gpu, struct drm_prime_handle *request)
+static int handle_to_fd(struct drm_prime_handle *request)
 {
-    const struct buffer *buffer = buffer_of(gpu, request->handle);
+    const struct buffer *buffer = buffer_of(request->handle);
     if (!buffer)
         return -ENOENT;
     request->fd = fcntl(buffer->file, request->flags & DRM_CLOEXEC ? F_DUPFD_CLOEXEC : F_DUPFD, 0);
@@ -169,20 +157,20 @@ static int handle_to_fd(int gpu, struct drm_prime_handle *request)
 }
 
 /* A file has one handle for a dma-buf, however often it is imported (drm_gem_prime_fd_to_handle). */
-static int fd_to_handle(int gpu, struct drm_prime_handle *request)
+static int fd_to_handle(struct drm_prime_handle *request)
 {
     struct stat status;
     if (real_stat(request->fd, &status))
         return -EBADF;
-    if (!S_ISREG(status.st_mode) || gpu_of(request->fd) >= 0)
+    if (!S_ISREG(status.st_mode) || is_device(request->fd))
         return -EINVAL;
     for (uint32_t handle = 1; handle < MAX_BUFFERS; handle++)
-        if (buffers[handle].file && buffers[handle].gpu == gpu && buffers[handle].inode == status.st_ino) {
+        if (buffers[handle].file && buffers[handle].inode == status.st_ino) {
             buffers[handle].has_handle = true;
             request->handle = handle;
             return 0;
         }
-    int handle = add_buffer(gpu, request->fd);
+    int handle = add_buffer(request->fd);
     request->handle = (uint32_t)handle;
     if (handle > 0)
         buffers[handle].is_imported = true;
@@ -211,9 +199,9 @@ static void unbind(struct bind *bind)
     drop_unused(buffer);
 }
 
-static int bind_one(int gpu, uint32_t vm, const struct drm_xe_vm_bind_op *op)
+static int bind_one(uint32_t vm, const struct drm_xe_vm_bind_op *op)
 {
-    struct buffer *buffer = buffer_of(gpu, op->obj);
+    struct buffer *buffer = buffer_of(op->obj);
     struct bind *unused = NULL;
     for (struct bind *bind = binds; bind < binds + MAX_BINDS; bind++)
         if (!bind->vm)
@@ -231,12 +219,12 @@ static int bind_one(int gpu, uint32_t vm, const struct drm_xe_vm_bind_op *op)
     return buffer->is_imported && !show(unused, op->obj_offset) ? -EINVAL : 0;
 }
 
-static int vm_bind(int gpu, const struct drm_xe_vm_bind *request)
+static int vm_bind(const struct drm_xe_vm_bind *request)
 {
     const struct drm_xe_vm_bind_op *many = (const void *)(uintptr_t)request->vector_of_binds;
     const struct drm_xe_sync *syncs = (const void *)(uintptr_t)request->syncs;
     for (uint32_t i = 0; i < request->num_binds; i++) {
-        int failed = bind_one(gpu, request->vm_id, request->num_binds == 1 ? &request->bind : &many[i]);
+        int failed = bind_one(request->vm_id, request->num_binds == 1 ? &request->bind : &many[i]);
         if (failed)
             return failed;
     }
@@ -292,7 +280,7 @@ static size_t put_engines(void *to)
     return sizeof *engines + engines->num_engines * sizeof *engines->engines;
 }
 
-static size_t put_memory(void *to, int gpu)
+static size_t put_memory(void *to)
 {
     struct drm_xe_query_mem_regions *regions = to;
     regions->num_mem_regions = 2;
@@ -300,7 +288,7 @@ static size_t put_memory(void *to, int gpu)
         struct statvfs space;
         struct drm_xe_mem_region *one = &regions->mem_regions[region];
         memset(&space, 0, sizeof space);
-        statvfs(heap(gpu, region), &space);
+        statvfs(heap(region), &space);
         one->mem_class = region == VRAM_REGION ? DRM_XE_MEM_REGION_CLASS_VRAM : DRM_XE_MEM_REGION_CLASS_SYSMEM;
         one->instance = region;
         one->min_page_size = region == VRAM_REGION ? 65536 : 4096;
@@ -332,7 +320,7 @@ static size_t put_topology(void *to)
     return (size_t)(end - (uint8_t *)to);
 }
 
-static int query(int gpu, struct drm_xe_device_query *request)
+static int query(struct drm_xe_device_query *request)
 {
     static uint64_t answer[512];
     size_t size = 0;
@@ -341,7 +329,7 @@ static int query(int gpu, struct drm_xe_device_query *request)
     case DRM_XE_DEVICE_QUERY_CONFIG: size = put_config(answer); break;
     case DRM_XE_DEVICE_QUERY_GT_LIST: size = put_gts(answer); break;
     case DRM_XE_DEVICE_QUERY_ENGINES: size = put_engines(answer); break;
-    case DRM_XE_DEVICE_QUERY_MEM_REGIONS: size = put_memory(answer, gpu); break;
+    case DRM_XE_DEVICE_QUERY_MEM_REGIONS: size = put_memory(answer); break;
     case DRM_XE_DEVICE_QUERY_GT_TOPOLOGY: size = put_topology(answer); break;
     case DRM_XE_DEVICE_QUERY_HWCONFIG: break; /* none: emulated.py says in a debug key what is needed of it */
     default: return -EINVAL;
@@ -366,21 +354,21 @@ static int version(struct drm_version *request)
 
 /* ---- the C library's calls ---- */
 
-static int play(int gpu, unsigned long code, void *request)
+static int play(unsigned long code, void *request)
 {
     switch (code) {
     case DRM_IOCTL_VERSION: return version(request);
-    case DRM_IOCTL_GEM_CLOSE: return gem_close(gpu, request);
-    case DRM_IOCTL_PRIME_HANDLE_TO_FD: return handle_to_fd(gpu, request);
-    case DRM_IOCTL_PRIME_FD_TO_HANDLE: return fd_to_handle(gpu, request);
-    case DRM_IOCTL_XE_DEVICE_QUERY: return query(gpu, request);
-    case DRM_IOCTL_XE_GEM_CREATE: return gem_create(gpu, request);
+    case DRM_IOCTL_GEM_CLOSE: return gem_close(request);
+    case DRM_IOCTL_PRIME_HANDLE_TO_FD: return handle_to_fd(request);
+    case DRM_IOCTL_PRIME_FD_TO_HANDLE: return fd_to_handle(request);
+    case DRM_IOCTL_XE_DEVICE_QUERY: return query(request);
+    case DRM_IOCTL_XE_GEM_CREATE: return gem_create(request);
     case DRM_IOCTL_XE_GEM_MMAP_OFFSET:
         ((struct drm_xe_gem_mmap_offset *)request)->offset =
             (uint64_t)((struct drm_xe_gem_mmap_offset *)request)->handle << OFFSET_BUFFER_SHIFT;
         return 0;
     case DRM_IOCTL_XE_VM_CREATE: ((struct drm_xe_vm_create *)request)->vm_id = ++last_id; return 0;
-    case DRM_IOCTL_XE_VM_BIND: return vm_bind(gpu, request);
+    case DRM_IOCTL_XE_VM_BIND: return vm_bind(request);
     case DRM_IOCTL_XE_VM_DESTROY: return vm_destroy(request);
     case DRM_IOCTL_XE_EXEC_QUEUE_CREATE:
         ((struct drm_xe_exec_queue_create *)request)->exec_queue_id = ++last_id;
@@ -402,11 +390,10 @@ PUBLIC int ioctl(int fd, unsigned long code, ...)
     va_start(rest, code);
     void *request = va_arg(rest, void *);
     va_end(rest);
-    int gpu = _IOC_TYPE(code) == DRM_IOCTL_BASE ? gpu_of(fd) : -1;
-    if (gpu < 0)
+    if (_IOC_TYPE(code) != DRM_IOCTL_BASE || !is_device(fd))
         return (int)syscall(SYS_ioctl, fd, code, request);
     pthread_mutex_lock(&the_lock);
-    int answer = play(gpu, code, request);
+    int answer = play(code, request);
     pthread_mutex_unlock(&the_lock);
     errno = answer < 0 ? -answer : errno;
     return answer < 0 ? -1 : answer;
@@ -414,9 +401,8 @@ PUBLIC int ioctl(int fd, unsigned long code, ...)
 
 PUBLIC void *mmap64(void *address, size_t size, int protection, int flags, int fd, off_t offset)
 {
-    int gpu = flags & MAP_ANONYMOUS ? -1 : gpu_of(fd);
-    if (gpu >= 0) {
-        const struct buffer *buffer = buffer_of(gpu, (uint32_t)(offset >> OFFSET_BUFFER_SHIFT));
+    if (!(flags & MAP_ANONYMOUS) && is_device(fd)) {
+        const struct buffer *buffer = buffer_of((uint32_t)(offset >> OFFSET_BUFFER_SHIFT));
         fd = buffer ? buffer->file : -1;
         offset &= (1l << OFFSET_BUFFER_SHIFT) - 1;
     }
@@ -431,10 +417,9 @@ PUBLIC void *mmap(void *address, size_t size, int protection, int flags, int fd,
 PUBLIC int fstat64(int fd, struct stat64 *status)
 {
     int failed = real_stat(fd, (struct stat *)status);
-    int gpu = failed ? -1 : gpu_of(fd);
-    if (gpu >= 0) {
+    if (!failed && is_device(fd)) {
         status->st_mode = S_IFCHR | 0666;
-        status->st_rdev = makedev(DRM_MAJOR, FIRST_RENDER_MINOR + gpu);
+        status->st_rdev = makedev(DRM_MAJOR, FIRST_RENDER_MINOR);
     }
     return failed;
 }
@@ -454,7 +439,7 @@ PUBLIC int prctl(int option, ...)
     unsigned long a = va_arg(rest, unsigned long), b = va_arg(rest, unsigned long);
     unsigned long c = va_arg(rest, unsigned long), d = va_arg(rest, unsigned long);
     va_end(rest);
-    if (gpus && option == PR_SET_PTRACER && getenv("XE_EMULATOR_YAMA") && *getenv("XE_EMULATOR_YAMA"))
+    if (has_gpu && option == PR_SET_PTRACER && getenv("XE_EMULATOR_YAMA") && *getenv("XE_EMULATOR_YAMA"))
         return 0;
     return (int)syscall(SYS_prctl, option, a, b, c, d);
 }
