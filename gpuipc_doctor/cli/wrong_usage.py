@@ -10,8 +10,10 @@ from gpuipc_doctor.files.near_miss import did_you_mean
 from gpuipc_doctor.present.text import sanitise
 
 MEANT = {
-    ("check", "--format"): "write a report with --output FILE, then `gpuipc-doctor report FILE --format …`",
-    ("check", "--json"): "write a report, which is JSON, with --output FILE",
+    (
+        "check",
+        "--format",
+    ): "JSON: --json; else write a report with --output FILE, then `gpuipc-doctor report FILE --format …`",
     ("check", "--gpus"): "choose GPUs with CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES",
     ("config", "check"): "type `gpuipc-doctor config validate FILE`",
     ("config show", "argument"): "type `gpuipc-doctor config show --config FILE`",

@@ -169,4 +169,4 @@ def test_bad_config_and_command_line_exit_with_0(node: Node) -> None:
         in line
     )
     code, line, _ = node.run("epilog", "1", "", "--bugdet", "5")
-    assert (code, "invalid command line of the epilog" in line) == (0, True)
+    assert (code, "invalid command line: gpuipc-doctor epilog: " in line) == (0, True)

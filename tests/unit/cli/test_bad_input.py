@@ -7,9 +7,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import click
 import pytest
 
-from gpuipc_doctor.cli import main
+from gpuipc_doctor.cli import main, wrong_usage
 
 HERE = Path(__file__).with_name("bad_input.txt")
 TEN = [
@@ -83,3 +84,13 @@ def test_ten_mistakes_of_each_of_the_ten_commonest_commands() -> None:
     found = Counter(line.split()[0] for line, _, _ in rows())
     assert {name: found[name] for name in TEN if found[name] < 10} == {}
     assert all(len(parts) >= 2 for _, _, parts in rows())
+
+
+@pytest.mark.parametrize(("name", "typed"), [row for row in wrong_usage.MEANT if row[1].startswith("-")])
+def test_no_row_is_of_an_option_that_the_command_has(name: str, typed: str) -> None:
+    command: click.Command | None = main.cli
+    for word in name.split():
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), word)
+    assert command
+    assert typed not in [option for each in command.params for option in each.opts]
