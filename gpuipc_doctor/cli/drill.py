@@ -30,7 +30,7 @@ from gpuipc_doctor.vendors import SUPPORTED, installed
 @click.command()
 @click.argument("profiles", nargs=-1, metavar="[PROFILE]...", shell_complete=options.complete("profiles"))
 @click.option(
-    "--backend", type=options.Choice(list(SUPPORTED)), help="Drill only this backend.  [default: both]"
+    "--backend", type=options.Choice(list(SUPPORTED)), help="Drill only this backend.  [default: all]"
 )
 @click.option(
     "--check", metavar="ID", help="Drill only this check, on profiles with faults in the check's calls."

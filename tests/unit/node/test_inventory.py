@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuipc_doctor.model import Effect, Fact, Setting
 from gpuipc_doctor.node import inventory
-from gpuipc_doctor.node.gpus import not_asked
+from gpuipc_doctor.node.gpus import not_asked, of_job
 from gpuipc_doctor.node.inventory_content import page, page_of_changes
 from gpuipc_doctor.node.survey_plan import LOOKED_FOR, LOOKED_FOR_FOREIGN
 from gpuipc_doctor.simulator import software
@@ -414,6 +414,18 @@ def test_gpu_in_the_processor_is_no_gpu_to_test(tmp_path: Path) -> None:
     assert not_asked(str(tmp_path)) == {"ze"}
     plant_device(tmp_path, *ARC)
     assert not_asked(str(tmp_path)) == frozenset()
+
+
+def test_job_has_intel_gpus_by_number_or_render_node_whichever_driver_is_bound(tmp_path: Path) -> None:
+    for device, render in ((IN_PROCESSOR, 128), (ARC, 129), (PVC, 130)):  # i915 and xe on one node
+        plant_device(tmp_path, *device)
+        plant(tmp_path, f"{BUS}/{device[0]}/drm/renderD{render}/dev", "226:1\n")
+    listed = [(f"{gpu.backend}:{gpu.index}", gpu.pci) for gpu in of_job(str(tmp_path), "").chosen]
+    assert listed == [("ze:0", ARC[0]), ("ze:1", PVC[0])]
+    assert [gpu.pci for gpu in of_job(str(tmp_path), "129").chosen] == [ARC[0]]
+    chosen = of_job(str(tmp_path), "1")
+    assert chosen.visible["ZE_AFFINITY_MASK"] == "1"
+    assert of_job(str(tmp_path), "7").missing == ("7",)
 
 
 def test_render_nodes_that_this_user_may_not_open_are_counted(

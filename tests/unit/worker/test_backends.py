@@ -387,7 +387,7 @@ def test_bytes_can_be_filled_in_place(nbytes: int) -> None:
 
 def test_every_case_has_a_value_and_a_source_for_both_backends() -> None:
     for case, by_backend in rules.cases().items():
-        assert {"cuda", "hip"} <= set(by_backend) <= {"cuda", "hip", "hip-5", "hip-6", "hip-7"}, case
+        assert {"cuda", "hip"} <= {*by_backend} <= {"cuda", "hip", "hip-5", "hip-6", "hip-7", "ze"}, case
         for rule in by_backend.values():
             assert rule.value in rules.VALUES | {rules.UNSPECIFIED}, case
             assert rule.source, case
