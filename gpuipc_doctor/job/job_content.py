@@ -26,10 +26,11 @@ from gpuipc_doctor.job.roles import BY_GPU
 from gpuipc_doctor.job.stack_tree import Branch, fold, readable
 from gpuipc_doctor.job.waits import Kind
 from gpuipc_doctor.present import markdown, terminal
-from gpuipc_doctor.present.blocks import Block, Entry, Group, Item, Lines, Parts, do
+from gpuipc_doctor.present.blocks import Block, Entry, Group, Item, Lines, Notice, Parts, do
 from gpuipc_doctor.present.html import page
 from gpuipc_doctor.present.text import counted, ranges, shorten
 from gpuipc_doctor.report_types import Relation
+from gpuipc_doctor.vendors import SUPPORTED, untried
 
 COLUMNS = 10
 """Columns for the ranks, to the left of their common frames."""
@@ -183,6 +184,9 @@ def _calls(report: JobReport) -> str:
     return ", ".join(f"{_ranks(found[call])} in {call}" for call in ordered)
 
 
+_OF_INTEL = re.compile(r"[(\[]lib(ze_|ccl\.)")
+"""Frames in Level Zero and oneCCL, of which only names are known."""
+
 MOST_LINES = 25
 """Maximum lines of a screen; the other formats have all."""
 
@@ -217,6 +221,8 @@ def blocks(report: JobReport) -> Iterator[Block]:
         "each process was stopped for a moment" if report.stopped else "no process was stopped",
     )
     yield Parts(tuple(filter(None, head)))
+    if any(_OF_INTEL.search(frame) for rank in report.ranks for frame in rank.path):
+        yield Notice(untried(SUPPORTED), "WARN")
     blamed = [rank for rank in report.ranks if rank.rank in report.verdict.blamed]
     places = [item for rank in blamed[:MOST_BLAMED] for item in _place(rank)]
     found = [*map(Item, report.verdict.reasons), *places, do(_remedy(report))]

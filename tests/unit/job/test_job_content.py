@@ -151,3 +151,11 @@ def test_sentence_on_all_ranks_is_about_those_that_were_seen(seen: int, says: st
     verdict = Verdict(cause=Cause.FINALIZE, waiting=tuple(range(seen)))
     seen_here = replace(EMPTY, ranks=tuple(ranks), size=16, verdict=verdict)
     assert job_content.sentence(seen_here) == f"{says} in MPI_Finalize"
+
+
+def test_screen_with_a_wait_in_level_zero_says_experimental() -> None:
+    waits = rank(0, Kind.DEVICE, ("main (app)", "zeEventHostSynchronize (libze_intel_gpu.so.1)"))
+    others = rank(0, Kind.DEVICE, ("main (app)", "cuStreamSynchronize (libcuda.so.1)"))
+    says = "EXPERIMENTAL: never run on an Intel GPU"
+    assert says in job_content.screen(report(waits), width=80, color=False)
+    assert says not in job_content.screen(report(others), width=80, color=False)
