@@ -36,8 +36,9 @@ GRACE_S = 20.0
 GREETINGS = 32
 """Maximum connections that are being greeted at a time; more are closed."""
 
-WORDS_S = 5.0
-"""Seconds from the loss of a node's connection until its launcher has brought its last words."""
+WORDS_S = 30.0
+"""Seconds from the loss of a node's connection until its launcher has brought its last words, or has
+started it again: Slurm ends a step on all nodes if one of them cannot start it."""
 
 LOST = "the node's process has lost its connection to the head"
 
@@ -95,6 +96,7 @@ class Head:
                 with contextlib.suppress(Empty):
                     while True:
                         node, line = self._came.get_nowait()
+                        self.lost.pop(node, None)  # it may have come before
                         self._lines[node] = line
                         ready.register(line, selectors.EVENT_READ, node)
             for connection in list(self._greeted):  # strangers, which would be waited for
@@ -154,6 +156,8 @@ class Head:
 
     def _lose(self, node: str, why: str) -> None:
         self.lost[node], self._lost_at[node] = why, time.monotonic()
+        if why == LOST:
+            self._names_come.discard(node)
         self.joined.pop(node, None)
         self._lines[node].close()
 

@@ -149,6 +149,22 @@ def test_job_is_made_for_the_nodes_and_ends_with_ctrl_c(
     cluster.rest()
 
 
+def test_dead_slurmd_costs_only_its_own_node(slurm: Callable[..., Cluster], tmp_path: Path) -> None:
+    """Slurm cannot start the step on it; those that can are started once more."""
+    cluster = slurm(nodes=3, SlurmdTimeout="0", MessageTimeout="5")
+    [slurmd] = cluster.ask("pgrep", "-f", "slurmd.* -N n2").split()
+    cluster.run("kill", "-9", slurmd)
+    command = collectives(tmp_path / "out", "--tool", tool(cluster.directory), "-w", "n[1-3]")
+    ended = cluster.run(*command, timeout_s=LIMIT_S)
+    assert ended.returncode == 11, ended
+    assert "n2 takes no part: " in " ".join(ended.stdout.split())
+    ranks = together(tmp_path / "out")
+    assert [(rank["node"], rank["ending"]) for rank in ranks] == [
+        *[("n1", "done")] * 2,
+        *[("n3", "done")] * 2,
+    ]
+
+
 @pytest.fixture
 def networks(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -133,6 +133,26 @@ def test_node_that_ends_before_it_joins_is_told_by_its_last_words(head: Head) ->
     assert came.is_set()
 
 
+def test_node_that_is_started_again_comes_again(head: Head) -> None:
+    """Slurm ends a step on all nodes if one of them cannot start it; then a further step is run."""
+    came = threading.Event()
+
+    def comes_twice() -> None:
+        with socket.create_connection(("127.0.0.1", head.port)) as connection:
+            line = greet(connection, SECRET, "a")
+            line.send({"joined": msgspec.to_builtins(Joined("a", ("H200",)))})
+            time.sleep(0.5)
+        came.set()
+
+    threading.Thread(target=comes_twice).start()
+    threading.Timer(1.5, come, (head, "a", passes)).start()
+    threading.Timer(2.5, come, (head, "b", passes)).start()
+    assert sorted(gather(head, 20)) == ["a", "b"]
+    assert came.is_set()
+    assert head.lost == {}
+    assert head.meet(ALL).groups[0].passed
+
+
 def test_node_that_goes_in_a_round_is_silent_and_the_others_are_ended(head: Head) -> None:
     stops: list[Json] = []
 
