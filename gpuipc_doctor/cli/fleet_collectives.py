@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import signal
 import sys
 import threading
 import time
@@ -38,6 +39,9 @@ JOIN_S = 120.0
 """Seconds, after those of --patience, until nodes have started, found their GPUs and reached this host."""
 
 ROUND_S = 120.0
+
+ENDING_S = 10.0
+"""Seconds from the end of the last round until the nodes' processes have ended."""
 
 LONGEST_S = 3600.0
 """Seconds for the whole run, without --budget."""
@@ -99,7 +103,7 @@ def command(
     collective-data`: --nccl-lib, --device, --user.
     """
     from gpuipc_doctor.fleet import slurm
-    from gpuipc_doctor.supervise import process_limits, scratch
+    from gpuipc_doctor.supervise import process_limits, scratch, tree
 
     reach = fleet_reach.Reach(**reaching)
     words = _without_user(check_options_)
@@ -142,18 +146,26 @@ def command(
         )
         found.until = time.monotonic() + way.deadline_s - ENDING_S
         work = threading.Thread(target=_run, args=(head, found, reach, largest), daemon=True)
-        work.start()
         interrupted = False
-        try:
-            fleet_check.ask_all(wanted, way, found)
-        except KeyboardInterrupt:
-            interrupted = True
-            head.close()
-        work.join()
+        with tree.interruptible(_interrupt):
+            work.start()
+            try:
+                fleet_check.ask_all(wanted, way, found)
+                found.all_told.set()
+                work.join()
+            except KeyboardInterrupt:
+                interrupted = not found.is_over
+                head.close()
+                found.all_told.set()
+                work.join()
     if found.mistake:
         raise found.mistake
     code = found.tell(into, check_options.parsed(words).simulate or "", interrupted, as_json=as_json)
     ctx.exit(code)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def refuse_root(may: bool) -> None:
@@ -196,6 +208,8 @@ class _Gathered:
         self.joined: dict[str, Joined] = {}
         self.findings: list[Finding] = []
         self.rounds: list[RoundResult] = []
+        self.all_told, self.is_over = threading.Event(), False
+        """Whether all launchers have ended, and whether the rest of them was ended after the last round."""
         self.mistake: Exception | None = None
         """Of the thread that examines the nodes."""
 
@@ -237,22 +251,27 @@ def _run(head: Head, found: _Gathered, reach: fleet_reach.Reach, largest: int) -
         return head.meet(asked)
 
     try:
-        joined = head.gather(lambda: found.absent, reach.patience + JOIN_S)
+        seconds = min(reach.patience + JOIN_S, (reach.budget or LONGEST_S) / 2)
+        joined = head.gather(lambda: found.absent, seconds)
         found.joined = dict(joined)
         sizes = tuple(size for size in SIZES if size <= largest) or (8,)
         base = Round("", (), sizes=sizes, deadline_s=reach.deadline)
         saved, save = found.log.earlier, found.log.add
         rounds = collectives.Rounds(meet, head.joined, base, found.until, saved, save, found.rounds)
         gone = [node for node in found.nodes if node not in joined]
-        absent = {node: head.lost.get(node) or found.absent.get(node, "no answer") for node in gone}
+        silent = f"no answer within {seconds:g} s"
+        absent = {node: head.lost.get(node) or found.absent.get(node, silent) for node in gone}
         for finding in collectives.examine(rounds, found.nodes, absent, found.topology):
             found.findings.append(finding)
     except Closed:
-        pass
+        return
     except Exception as error:
         found.mistake = error
     finally:
         head.dismiss()
+    if not found.all_told.wait(ENDING_S):  # the command for a node that never came may last for an hour
+        found.is_over = True
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @click.command("take-part", hidden=True)

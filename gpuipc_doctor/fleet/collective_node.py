@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import select
 import shutil
@@ -169,11 +170,17 @@ class _Place:
             deadline_s=2 * asked["deadline_s"],  # the round's own deadline comes first, for all ranks alike
             together=True,
             concurrent=frozenset(names),
-            env=asked["settings"],
+            env={**self._as_node, **asked["settings"]},
         )
         run = partial(self.standing.session.run, "collectives", across.FILE, probe, stop=self._over)
         self._until = time.monotonic() + asked["deadline_s"]
         self._running = self.thread.submit(run, until=self._until)
+
+    @property
+    def _as_node(self) -> dict[str, str]:
+        """What makes the simulated NCCL meet ranks of other nodes."""
+        is_simulated = bool(self.standing.session.node.simulated)
+        return {"NCCL_HOSTID": self.node} if is_simulated and "NCCL_HOSTID" not in os.environ else {}
 
     def _fail(self, why: str) -> None:
         """Tell the head that no rank of this node was started."""

@@ -24,6 +24,7 @@ shift
 case $node in
     {cases}
 esac
+[ "$profile" != hangs ] || exec sleep 4713
 export NCCL_HOSTID=$node
 exec sh -c "$* --simulate $profile"
 """
@@ -80,8 +81,8 @@ def seconds(into: Path) -> float:
     return next(one["seconds"] for one in told if one["round"]["name"] == "all together")
 
 
-def processes() -> list[str]:
-    ended = subprocess.run(["pgrep", "-af", "fleet take-part"], capture_output=True, text=True)
+def processes(words: str = "fleet take-part") -> list[str]:
+    ended = subprocess.run(["pgrep", "-af", words], capture_output=True, text=True)
     return [line for line in ended.stdout.splitlines() if "pgrep" not in line]
 
 
@@ -156,6 +157,17 @@ def test_node_without_a_library_is_named_and_left_out(fleet: Fleet, tmp_path: Pa
     assert "c takes no part: no NCCL found; searched: " in said
     assert "d takes no part: no-such-profile: no such simulator profile" in said
     assert [rank["node"] for rank in rounds(tmp_path / "out")["all together"]] == ["a", "a", "b", "b"]
+
+
+@pytest.mark.full
+def test_login_that_hangs_costs_half_the_budget_at_most(fleet: Fleet, tmp_path: Path) -> None:
+    ended = fleet(
+        {"a": "", "b": "", "c": "hangs"}, "--budget", "90", "--deadline", "10", "--largest", "65536"
+    )
+    assert ended.returncode == 11, ended
+    assert "c takes no part: no answer within 45 s" in ended.stdout
+    assert {rank["ending"] for rank in rounds(tmp_path / "out")["all together"]} == {"done"}
+    assert not processes("sleep 4713")
 
 
 def test_head_that_cannot_be_reached_is_told_with_its_address(fleet: Fleet) -> None:
