@@ -112,7 +112,8 @@ def _drawn(params: Json, kinds: Sequence[str], granule: int) -> Iterator[Case]:
     def case(call: str, nbytes: int, memory: str = DEVICE, form: str = "") -> Case:
         return Case(0, call, nbytes, "", memory, form)
 
-    two_sided = [call for call in TWO_SIDED if call not in RARER]
+    left_out = (*RARER, *(MEMORIES_OF_MESSAGES if params["untried"] else ()))
+    two_sided = [call for call in TWO_SIDED if call not in left_out]
     if not sizes:
         return
     for call in two_sided:

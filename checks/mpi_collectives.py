@@ -121,7 +121,7 @@ class MpiCollectives(Check):
                     *unsupported_calls(ctx.mpi, devices[0].backend),
                     *unsupported_memory(ctx.mpi, devices[0].backend),
                 ],
-                "untried": untried_table(ctx.mpi, devices[0].backend),
+                "untried": untried_table(ctx.mpi),
                 "on_host": "" if ctx.mpi.has_gpu_path else ctx.mpi.why_not,
                 "soak": ctx.tier is Tier.SOAK,
                 "failed": [],

@@ -76,6 +76,9 @@ class Mpi(Protocol):
     def is_truncation(self, error: DriverError) -> bool:
         """Whether the error means that a message was too long for its receive."""
 
+    def is_unsupported(self, error: DriverError) -> bool:
+        """Whether the error means that the library does not have the operation."""
+
     def barrier(self) -> None: ...
     def any_says(self, mine: bool) -> bool:
         """Whether ``mine`` is true on any rank. Collective, like a barrier."""

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuipc_doctor.api.driver_errors import DriverError
 from gpuipc_doctor.api.gpu import Memory
 from gpuipc_doctor.api.reduction_data import GUARD, Segment, fill
 from gpuipc_doctor.api.worker import Worker
@@ -74,7 +75,12 @@ class GroupCalls(Group):
         for a session's, which has to end before MPI."""
         if form in self._parts:
             return self._parts[form]
-        comm, part = COMMUNICATORS[form](self, resources), None
+        try:
+            comm, part = COMMUNICATORS[form](self, resources), None
+        except DriverError as error:  # Open MPI over UCX has no communicators of sessions
+            if self._mpi.is_unsupported(error):
+                raise NotImplementedError from error
+            raise
         if comm is not None:
             part = GroupCalls(self.worker, self.memories, comm)
             part.results = self.results

@@ -123,6 +123,10 @@ class Communicator:
         """Whether the error means that a message was too long for its receive."""
         return bool(self._api.Get_error_class(error.fault.code) == self._api.ERR_TRUNCATE)
 
+    def is_unsupported(self, error: DriverError) -> bool:
+        """Whether the error means that the library, as it was built or set, does not have the operation."""
+        return bool(self._api.Get_error_class(error.fault.code) == self._api.ERR_UNSUPPORTED_OPERATION)
+
     def barrier(self) -> None:
         self.call("MPI_Barrier", self._world.Barrier)
 
