@@ -79,8 +79,9 @@ def _nodes_of_collectives(asked: CheckOptions) -> list[str]:
     named = os.environ.get("SLURM_JOB_NODELIST")
     found = nodeset.expand(named) if named else []
     if len(found) < asked.nodes and asked.nodes > 2:
-        there = counted(len(found), "node") if found else "no allocation"
-        raise click.UsageError(f"--nodes {asked.nodes}, but there is {there}: salloc -N {asked.nodes}")
+        there = counted(len(found), "node")
+        asks = asked.nodes
+        raise click.UsageError(f"--nodes {asks}: the allocation has {there}; run salloc -N {asks}")
     return found[: asked.nodes] if len(found) > 1 else []
 
 
