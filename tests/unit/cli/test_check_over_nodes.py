@@ -49,7 +49,7 @@ def test_results_over_the_first_nodes_are_added(fleet: Path) -> None:
     assert words[:2] == ["fleet", "collectives"]
     assert words[words.index("-w") + 1] == "n1,n2,n3"
     assert any(word.startswith("--budget=9") or word == "--budget=100.0" for word in words)
-    assert words[words.index("--") + 1 :] == ["--simulate", "x"]
+    assert words[words.index("--") + 1 :] == ["--backend", "auto", "--simulate", "x"]
 
 
 def test_refusal_is_a_skip_with_its_reason(fleet: Path) -> None:
