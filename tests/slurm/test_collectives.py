@@ -235,7 +235,6 @@ def test_head_without_a_route_is_told_with_the_address_that_was_tried(
 
 def test_slow_link_is_measured(tmp_path: Path, networks: Networks) -> None:
     fast = _seconds(meet(tmp_path, networks, 0)[0])
-    (tmp_path / "out").rename(tmp_path / "before")
     networks.run("n2", "tc qdisc add dev eth0 root tbf rate 20mbit burst 32kbit latency 400ms")
     assert _seconds(meet(tmp_path, networks, 0)[0]) > 3 * fast
 
