@@ -217,7 +217,7 @@ def test_handles_pass_by_socket_where_the_kernel_has_no_pidfd(
         assert os.pread(number, 4, 0) == b"data"
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(number)
-    exported.end(4096)  # the driver has not closed its own
+    exported.close_rest(exported.end(4096))  # the driver has not closed its own
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(memory)
 
@@ -228,7 +228,7 @@ def test_descriptor_that_is_another_file_now_stays_open() -> None:
     exported.packed(4096, struct.pack("i", memory) + bytes(60))
     os.close(memory)  # by the driver
     other = os.dup2(os.open("/dev/null", os.O_RDONLY), memory)
-    exported.end(4096)
+    exported.close_rest(exported.end(4096))
     os.close(other)
 
 
