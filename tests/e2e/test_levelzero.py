@@ -232,6 +232,19 @@ def test_descriptor_that_is_another_file_now_stays_open() -> None:
     os.close(other)
 
 
+def test_descriptor_of_two_small_buffers_is_closed_with_the_last() -> None:
+    """As Intel's driver has it for buffers in one pool; the offset in the handle differs."""
+    memory = os.memfd_create("pool")
+    exported = handles.Exported()
+    for address in (4096, 8192):
+        exported.packed(address, struct.pack("iq", memory, address) + bytes(48))
+    exported.close_rest(exported.end(4096))
+    os.fstat(memory)
+    exported.close_rest(exported.end(8192))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(memory)
+
+
 def test_handle_with_the_exporters_pid_is_opened_as_it_is() -> None:
     memory = os.memfd_create("memory")
     handle = struct.pack("2i8xi", memory, 0, os.getpid()).ljust(64, b"\0")
