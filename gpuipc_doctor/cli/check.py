@@ -225,7 +225,13 @@ def _text(asked: CheckOptions, report: Report, exit_code: int, earlier: Report |
 
         news.append(comparison_content.news(compare(earlier, report)))
     shown = node_content.screen(
-        report, exit_code=exit_code, verbose=asked.verbose, pairs=asked.p2p, news=news, **page
+        report,
+        exit_code=exit_code,
+        verbose=asked.verbose,
+        pairs=asked.p2p,
+        news=news,
+        file=str(asked.output or ""),
+        **page,
     )
     return shown + counts
 

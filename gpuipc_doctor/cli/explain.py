@@ -36,6 +36,14 @@ _XID = re.compile(r"s?xid[\s:#=-]*(\d+)", re.IGNORECASE)
 _CATALOGUE = "https://docs.nvidia.com/deploy/xid-errors/"
 
 
+_GOOD_OR_BAD = {
+    "PASS": "good",
+    "FAIL": "bad",
+    "WARN": "perhaps bad",
+    "ERROR": "no answer",
+    "SKIP": "not tested",
+    "as-stated": "not as the site config or the comparison expects",
+}
 _NAMES = options.complete("checks", "issues")
 
 
@@ -107,7 +115,6 @@ class _Known:
     def _check_page(self, item: LoadedCheck) -> str:
         told = inspect.getdoc(loader.module(item.file)) or "(the check's file has no docstring)"
         breaks, do, *source = self._table["checks"].get(item.check.id, ("", ""))
-        by = source[0] if source else "none read: concluded from the calls that these jobs make"
         issues = [entry for entry in self.entries.values() if isinstance(entry, KnownIssue)]
         return "\n".join(
             [
@@ -115,7 +122,7 @@ class _Known:
                 "",
                 *(wrap(breaks, COLUMNS, "breaks    ") if breaks else ()),
                 *(wrap(do, COLUMNS, "do        ", to_copy=True) if do else ()),
-                *(wrap(by, COLUMNS, "source    ", to_copy=True) if breaks else ()),
+                *(wrap(source[0], COLUMNS, "source    ", to_copy=True) if source else ()),
                 *[""] * bool(breaks),
                 *_reflowed(told),
                 "",
@@ -129,23 +136,31 @@ class _Known:
         )
 
     def _key(self, check: str, key: str) -> Iterator[str]:
-        """What a finding with this key says, by check; ``check`` may be empty."""
+        """What a finding with this key says, and of which checks; ``check`` may be empty."""
         rows = {
             id_: says
             for id_, item in self.checks.items()
             if check in ("", id_) and (says := finding_keys.sentences(item.file).get(key)) is not None
         }
-        shared = finding_keys.shared_sentences() | self._table["keys"]
-        if check in ("", *self.checks) and not rows and key in shared:
-            rows = {check or "any check": shared[key]}
-        if not rows:
-            return
-        lines = [f"{key}: the key of a finding"]
-        for id_, says in rows.items():
-            lines += wrap(f"{id_}: {says}" if says else id_, COLUMNS, "  ", "    ")
-        named = next(iter(rows)) if len(rows) == 1 and "any check" not in rows else "CHECK"
-        yield "\n".join(
-            [*lines, f"  More: the finding's evidence and Do:, and gpuipc-doctor explain {named}"]
+        of_any = self._table["keys"].get(key) or finding_keys.shared_sentences().get(key, "")
+        meaning = self._table["keys"].get(key) or next(filter(None, rows.values()), of_any)
+        if meaning and (rows or (check in ("", *self.checks))):
+            yield "\n".join(
+                [
+                    *wrap(f"{key}: {self._status(key)}: {meaning}", COLUMNS, "", "  "),
+                    *(wrap(", ".join(rows), COLUMNS, "  checks: ") if rows else ()),
+                    "  The report has the figures below the finding, and what to do after Do:.",
+                ]
+            )
+
+    def _status(self, key: str) -> str:
+        """Whether a finding with this key is good or bad, and its statuses."""
+        status = next(each for each, keys in self._table["statuses"].items() if key in keys.split(", "))
+        word = _GOOD_OR_BAD[status.partition(",")[0]]
+        return (
+            word
+            if status == "as-stated"
+            else f"{word} ({status.replace(', as-stated', '').replace(', ', ' or ')})"
         )
 
     def _codes(self, text: str) -> Iterator[str]:

@@ -76,7 +76,7 @@ def command(
         text = _program(file)
     else:
         writers: dict[str, formats.Writer] = {
-            "matrix": partial(node_content.screen, verbose=verbose),
+            "matrix": partial(node_content.screen, verbose=verbose, file=str(file)),
             "markdown": node_content.ticket,
             "html": node_exports.html,
             "junit": node_exports.junit,

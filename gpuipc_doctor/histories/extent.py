@@ -23,7 +23,10 @@ OPTIONS: Mapping[str, Json] = {
     "history": {"type": "object"},  # of a history file: `gpuipc-doctor replay`
 }
 
-REPLAY = "replay it from the JSON report: gpuipc-doctor replay FILE"
+REPLAY = (
+    "repeat only these steps, also with another driver or on another node: "
+    "rerun with --output r.json, then gpuipc-doctor replay r.json"
+)
 
 
 def extent(ctx: Context, operations: int, runs: int = 1, seed: int = SEED) -> dict[str, Json]:

@@ -19,10 +19,13 @@ from gpuipc_doctor.versions import Verdict
 MOST_NEAR = 5
 """Most entries that are named if none has all of the words asked for."""
 
-_EVIDENCE = {
-    "read": "Its sources were read in full.",
-    "excerpts": "Its sources were read in excerpts.",
-    "weak": "Its sources are weak: a single third-hand report, or few details.",
+_WEAK = "These sources are weak: a single third-hand report, or few details."
+_STATUS = {
+    "open": "not fixed yet",
+    "fixed": "fixed in a later version",
+    "by-design": "works as its makers intend",
+    "closed-unclear": "closed without a stated fix",
+    "resolved-by-site": "resolved at the site that reported it",
 }
 
 
@@ -39,8 +42,8 @@ def message_page(message: Message) -> str:
     signatures = [line for signature in message.signatures for line in _signature(signature)]
     parts = [
         _fill(f"{message.id}: {message.says}", ""),
-        "\nMessage\n" + "\n".join(_paragraphs(f"{message.component} ({message.kind})", _also(message))),
-        "\nLook at\n" + "\n".join(_items(message.look)),
+        "\nReported by\n" + "\n".join(_paragraphs(f"{message.component} ({message.kind})", _also(message))),
+        "\nWhat to do\n" + "\n".join(_items(message.look)),
         "\nHow logs show it\n" + "\n".join(signatures),
         "\nPrinted by\n" + "\n".join(_items(dict.fromkeys(_files(message)))),
     ]
@@ -53,7 +56,8 @@ def _also(message: Message) -> str:
 
 def _files(message: Message) -> Iterator[str]:
     for signature in message.signatures:
-        yield from signature.source.file.split(", ") if signature.source else ()
+        source = signature.source.file.split(", ") if signature.source else ()
+        yield from ("a program whose source is not public" if file == "not public" else file for file in source)
 
 
 def _sections(issue: KnownIssue, today: date) -> Iterator[tuple[str, list[str]]]:
@@ -69,7 +73,7 @@ def _sections(issue: KnownIssue, today: date) -> Iterator[tuple[str, list[str]]]
         "What to do": (
             line for workaround in issue.harmless_first for line in _workaround(issue, workaround)
         ),
-        "Conclusions that are not in the sources": _items(issue.inferred),
+        "Concluded by this project, not stated by the links": _items(issue.inferred),
         "Notes": _paragraphs(issue.notes),
         "Links": _links(issue),
     }
@@ -85,8 +89,8 @@ def _suppression(suppression: Suppression | None, today: date) -> Iterator[str]:
 
 
 def _affected(issue: KnownIssue) -> Iterator[str]:
-    status = "closed without a stated fix" if issue.status == "closed-unclear" else issue.status
-    yield f"{issue.component} {issue.bad_versions} ({issue.kind}, {status})"
+    versions = "in versions that no source names" if issue.bad_versions == "unknown" else issue.bad_versions
+    yield f"{issue.component} {versions}; {_STATUS[issue.status]}"
     if good := [version for range_ in issue.affected for version in range_.known_good]:
         yield f"not affected: {', '.join(good)}"
     if issue.needs:
@@ -101,7 +105,7 @@ def _detection(issue: KnownIssue) -> Iterator[str]:
     if issue.checks:
         yield f"gpuipc-doctor check {' '.join(issue.checks)}"
     if issue.signatures:
-        yield "gpuipc-doctor diagnose FILE (logs)"
+        yield "gpuipc-doctor diagnose LOG"
     if any(range_.introduced != "unknown" or range_.known_bad for range_ in issue.affected) or (
         issue.needs and not issue.affected
     ):
@@ -137,8 +141,8 @@ def _workaround(issue: KnownIssue, one: Workaround) -> Iterator[str]:
 
 def _links(issue: KnownIssue) -> Iterator[str]:
     yield from (f"  {reference.url} ({reference.type})" for reference in issue.references)
-    if issue.evidence:
-        yield f"  {_EVIDENCE[issue.evidence]}"
+    if issue.evidence == "weak":
+        yield f"  {_WEAK}"
 
 
 def _paragraphs(*texts: str) -> Iterator[str]:
@@ -277,7 +281,7 @@ def _table(issues: Sequence[KnownIssue]) -> Iterator[str]:
 
 
 def _messages(messages: Iterable[Message]) -> Iterator[str]:
-    yield "| message | severity | meaning | look at |"
+    yield "| message | severity | meaning | what to do |"
     yield "|---|---|---|---|"
     for message in messages:
         cells = (message.says, "; ".join(message.look))

@@ -30,7 +30,7 @@ from gpuipc_doctor.present.blocks import (
 )
 from gpuipc_doctor.present.text import counted, device_key, fold_devices, sanitise, shorten
 from gpuipc_doctor.probe_types import RoleOutcome
-from gpuipc_doctor.report import acceptance, exits, first_aid, merged_results, p2p, sentences
+from gpuipc_doctor.report import acceptance, advice, exits, first_aid, merged_results, p2p, sentences
 from gpuipc_doctor.report.merged_results import Paragraph, by_check, culprits
 from gpuipc_doctor.report_types import Report, Result
 from gpuipc_doctor.vendors import VENDORS, untried
@@ -43,9 +43,6 @@ LOG_COLUMNS = 240
 EVIDENCE_LINES = 9
 BAD_PAIRS = 2
 LONGEST = 6
-
-REPORT_IT = "write a bug report: gpuipc-doctor report --format ticket FILE (the JSON report)"
-"""Remedy for a FAIL that has no other remedy and matches no known issue."""
 
 OUTERMOST = ("_call (running.py:", "run_role (worker.py:")
 """The frame that calls the role function, in current and older reports; frames outside it never differ."""
@@ -84,16 +81,18 @@ def screen(
     verbose: bool = False,
     pairs: bool = False,
     news: Sequence[Block] = (),
+    file: str = "",
 ) -> str:
     """The screen in lines of at most ``width`` columns, ending in a newline.
 
     ``exit_code`` is the run's exit code; if it is not given, it is that of the default style. Of a whole run,
     the checks that passed or were skipped are numbers. ``verbose``: each of them, how each GPU reaches the
     others, and what the run waited for. ``pairs``: the verdict on each pair of GPUs, which ``verbose`` has if
-    pairs were tested. ``news``: what is new since an earlier report, for the top.
+    pairs were tested. ``news``: what is new since an earlier report, for the top. ``file``: the JSON report's
+    path, if it was written.
     """
     code = exits.code(report) if exit_code is None else exit_code
-    shown = [*blocks(report, code, news, full=verbose or not report.whole)]
+    shown = [*blocks(report, code, news, verbose or not report.whole, file)]
     if verbose:
         shown[-1:-1] = [*(Table(tuple(rows)) for rows in gpu_ways(report)), *_waits(report)]
     if pairs or (verbose and p2p.rows(report)):
@@ -157,7 +156,9 @@ def _reason(report: Report, counts: Counter[Status]) -> str:
     return "nothing was tested" if report.nothing_tested else f"{counts[Status.PASS]} checks passed"
 
 
-def blocks(report: Report, exit_code: int, news: Sequence[Block] = (), full: bool = True) -> Iterator[Block]:
+def blocks(
+    report: Report, exit_code: int, news: Sequence[Block] = (), full: bool = True, file: str = ""
+) -> Iterator[Block]:
     """The screen's blocks, in order; ``news`` follow the verdict. ``full``: with all checks and reasons."""
     top = [*_simulated(report)]
     if acceptance.applies(report):
@@ -166,7 +167,7 @@ def blocks(report: Report, exit_code: int, news: Sequence[Block] = (), full: boo
     yield from news
     yield Group((*top, *_header(report)))
     shown = merged_results.paragraphs(report)
-    yield from _findings(report, shown)
+    yield from _findings(report, shown, file)
     yield from _matrix(report, full=full)
     if full:
         yield from _skips(report, [paragraph for paragraph in shown if paragraph.status is Status.SKIP])
@@ -314,11 +315,11 @@ def _pairs_cell(results: Sequence[Result]) -> Cell:
 # -- findings: what failed, at which call, which known issue it is, what to do -------------------------------
 
 
-def _findings(report: Report, shown: Sequence[Paragraph]) -> Iterator[Block]:
+def _findings(report: Report, shown: Sequence[Paragraph], file: str) -> Iterator[Block]:
     """Entries, worst first; then first aid and known issues without an entry."""
     for paragraph, told in described(shown):
         if paragraph.status is not Status.SKIP:
-            body = tuple(_body(report, paragraph, told))
+            body = tuple(_body(report, paragraph, told, file))
             yield Entry(paragraph.status.value, title(report, paragraph), body)
     if report.whole and (aid := first_aid.of_report(report)):
         yield aid
@@ -366,7 +367,7 @@ def title(report: Report, paragraph: Paragraph) -> str:
     return ", ".join(names) + where + how_often
 
 
-def _body(report: Report, paragraph: Paragraph, told: Container[str]) -> Iterator[Item | Chain]:
+def _body(report: Report, paragraph: Paragraph, told: Container[str], file: str) -> Iterator[Item | Chain]:
     first, lines = paragraph.results[0], evidence(paragraph, told)
     yield Item(sentences.headline(paragraph.finding), hang=0)
     yield from map(Item, lines[:EVIDENCE_LINES])
@@ -379,19 +380,9 @@ def _body(report: Report, paragraph: Paragraph, told: Container[str]) -> Iterato
     if paragraph.passed_beside:
         yield Item(f"Passed on this node: {', '.join(paragraph.passed_beside)}.")
     yield from known_issues(report, paragraph, told)
-    yield do(REPORT_IT if _is_unexplained(paragraph) else remedy(paragraph, told))
+    yield from advice.items(report, paragraph, remedy(paragraph, told), file)
     if logs := tuple(dict.fromkeys(result.logs for result in paragraph.results if result.logs)):
         yield Item(f"Logs: {logs[0]}" + (f" (and {len(logs) - 1} more)" if logs[1:] else ""))
-
-
-def _is_unexplained(paragraph: Paragraph) -> bool:
-    """Whether no cause, known issue or message explains a FAIL, which then may be news for a vendor."""
-    explains = any(
-        item.kind is EvidenceKind.CAUSE
-        or (item.kind is EvidenceKind.RECOGNISED and item.values.get("confidence") != "low")
-        for item in paragraph.finding.evidence
-    )
-    return paragraph.status is Status.FAIL and not (paragraph.finding.remedy or paragraph.joins or explains)
 
 
 def _remains(role: RoleOutcome, result: Result) -> Iterator[Item | Chain]:

@@ -14,7 +14,7 @@ from gpuipc_doctor.knownissues import KnownIssue, Workaround
 from gpuipc_doctor.knownissues.signatures import Confidence, Signature
 from gpuipc_doctor.model import Evidence, EvidenceKind, Fact, Finding, Trial
 from gpuipc_doctor.probe_types import Ending, RoleOutcome
-from gpuipc_doctor.report import merged_results, node_content, report_json
+from gpuipc_doctor.report import advice, merged_results, node_content, report_json
 from gpuipc_doctor.report_types import Relation, Report, Result
 from gpuipc_doctor.versions import Range
 from tests.sample_reports import gpus, healthy, replaced
@@ -228,7 +228,7 @@ def test_finding_beside_the_issue_is_not_explained_by_it() -> None:
     leak, wrong = merged_results.paragraphs(report)
     assert ([join.issue for join in leak.joins], wrong.joins) == (["leak"], ())
     assert node_content.screen(report).count("leak CONFIRMED") == 1
-    assert node_content.REPORT_IT.split()[0] in node_content.screen(report)
+    assert advice.REPORT_IT.split("{")[0] in node_content.screen(report)
 
 
 def test_joined_findings_are_in_the_json_report() -> None:

@@ -10,7 +10,7 @@ import pytest
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.model import DriverFault, Evidence, EvidenceKind, Fact, Finding, Status, Tier
 from gpuipc_doctor.probe_types import Ending, Launch, LauncherEnd, ProbeOutcome, RoleOutcome
-from gpuipc_doctor.report import node_content
+from gpuipc_doctor.report import advice, node_content
 from gpuipc_doctor.report_types import Report, Result
 from gpuipc_doctor.run.causes import recognition
 from gpuipc_doctor.run.results import Explanation, kind_of_failure
@@ -117,10 +117,10 @@ def screen(finding: Finding) -> str:
 
 
 def test_bug_report_is_advised_only_if_nothing_explains_the_failure() -> None:
-    advice = node_content.REPORT_IT.split(":")[0]
+    to_whom = advice.REPORT_IT.split("{")[0]
     [known] = recognised(result(fault=NOT_READY))
     [unknown] = recognised(result("no such words anywhere"))
-    assert advice not in screen(known)
+    assert to_whom not in screen(known)
     assert "nvidia-fabric-manager-not-ready" in screen(known)
     assert "(high confidence)" in screen(known)
-    assert advice in screen(unknown)
+    assert to_whom in screen(unknown)
