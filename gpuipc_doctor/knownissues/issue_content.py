@@ -57,7 +57,9 @@ def _also(message: Message) -> str:
 def _files(message: Message) -> Iterator[str]:
     for signature in message.signatures:
         source = signature.source.file.split(", ") if signature.source else ()
-        yield from ("a program whose source is not public" if file == "not public" else file for file in source)
+        yield from (
+            "a program whose source is not public" if file == "not public" else file for file in source
+        )
 
 
 def _sections(issue: KnownIssue, today: date) -> Iterator[tuple[str, list[str]]]:
