@@ -25,7 +25,7 @@ LEFT_OUT = "operations omitted because they may harm this node: {left_out}"
 NO_ROOM = "omitted because the limit of device memory is only {room:mib}: {no_room}"
 RARER = "fewer than {floor} times: {rarer}"
 BREAKS_A_RULE = Evidence.seen(
-    "the sequence frees memory that another process has open, which no vendor allows"
+    "the sequence frees memory that another process still has open: the vendors' manuals forbid this"
 )
 FIGURES = ("operations", "wanted", "compared", "seed", "elapsed_s")
 

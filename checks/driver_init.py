@@ -81,7 +81,7 @@ def misdescribed(devices: list[Device]) -> Iterable[Finding]:
     for identity, alike in same(devices, "identity").items():
         yield Finding.fail(
             "same-identity",
-            "the driver reports the same identity for {devices}: {identity}; not tested",
+            "the driver reports the same UUID for {devices}: {identity}; none of them was tested",
             remedy=REINSTALL,
             devices=[device.label for device in alike],
             identity=identity,

@@ -68,7 +68,7 @@ PROCESSES = 2
 
 FAULTS = {
     "wrong-read": "the importer's kernel reads wrong data through a mapping",
-    "wrong-write": "the exporter's kernel reads wrong data after the importer's wrote through a mapping",
+    "wrong-write": "the exporter's kernel reads wrong data after the importer's kernel wrote to a mapping",
     "adds-lost": "sums are wrong after kernels of both sides added to the same memory",
     "flag-unseen": "a kernel does not see a flag that the other side's kernel has stored",
     "flag-late": "a running kernel does not see a flag that the other side's kernel has stored",

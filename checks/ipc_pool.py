@@ -89,7 +89,7 @@ def share(w: Worker) -> None:
     exchanged: list[str] = []
     share_once(w, exchanged, FIRST_NBYTES)  # for what the first one costs
     meter = Meter(w)
-    meter.watch("both ends destroyed the pool", lambda: share_once(w, exchanged))
+    meter.watch("exporter and importer destroyed the pool", lambda: share_once(w, exchanged))
     w.peer.send(None)
     w.record(exchanged=exchanged)
 

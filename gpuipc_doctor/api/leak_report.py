@@ -65,7 +65,7 @@ class Entry:
             return self.late()
         if not self._fits(size, most, block) and not self.repeats:
             return self.unexplained()
-        says = "pieces of {size:mib} should have been released; waited {waited:s}"
+        says = "at least {size:mib} of it should have been released; waited {waited:s}"
         waited = Evidence.seen(says, size=size, waited=round(self.waited_s))
         ends = [each.end for each in later if each.is_back and each.mark == self.mark is not None]
         return self.not_returned(
@@ -167,7 +167,8 @@ class LeakReport:
         moved, seconds = self.idle.seen
         return Finding.error(
             "counter-moves",
-            "used memory of {device} moves by itself, by {moved:mib} in {seconds:s}: it hides losses",
+            "used memory of {device} changes while no test runs, by {moved:mib} in {seconds:s}: "
+            "leaks cannot be measured",
             *hidden,
             remedy=RERUN_QUIET,
             device=self.device,
@@ -223,7 +224,7 @@ class LeakReport:
         if self.late_s > LAG_S:
             return Finding.error(
                 "counter-late",
-                "memory counter of {device} ({call}) shows changes only after {late:s}: it hides losses",
+                "memory counter of {device} ({call}) shows changes only after {late:s}: it hides leaks",
                 remedy="rerun on an idle device; if the error returns, this driver's counter is too slow",
                 device=self.device,
                 call=self.call,

@@ -53,7 +53,7 @@ device its bytes, and how many of them the driver attributes to this run."""
 LOADED = "gpuipc_doctor: loaded, and this process goes on"
 """Message of `tell_loaded` to `look_on`; a site's program may send others."""
 
-THIS_RUN = "possibly part of this run"
+THIS_RUN = "perhaps of this test"
 """Value of ``whose`` of `Gpu.memory_holders`."""
 
 

@@ -123,7 +123,7 @@ _LOSSES: Mapping[str, _Loss] = {
         Finding.fail,
         "addresses-left",
         "{role}: reserved addresses grow by {growth:bytes} with each {what}",
-        "restart processes before they reach a limit (ulimit -v, vm.max_map_count)",
+        "restart long jobs before their processes reach ulimit -v or vm.max_map_count; update the driver",
     ),
     "threads": _Loss(
         Finding.warn,

@@ -72,7 +72,8 @@ def command(
 
     diagnosis = diagnose(files or (STDIN,), examination, known=known, follow=follow, say=say, news=news)
     if all(not log.bytes and not log.trouble for log in diagnosis.logs):
-        say(f"{', '.join(files) or 'standard input'}: no text to search; name a log or its directory")
+        where = ", ".join(files) or "standard input"
+        say(f"{where}: no text to search, because nothing in it is a log; name a log or its directory")
     exit_code = code(diagnosis, strict=strict)
     limits = diagnosis_content.VERBOSE if verbose else diagnosis_content.BRIEF
     if form == "json":

@@ -227,7 +227,7 @@ class _Known:
             keys = finding_keys.of_check(self.checks[check].file)
             names |= {f"{check}.{key}": f"{check}.{key}" for key in keys}
         near = sorted(parts, key=len, reverse=True) or [
-            names[one] for one in get_close_matches(_folded(text), names, n=3)
+            names[one] for one in get_close_matches(_folded(text), names, n=3, cutoff=0.7)
         ]
         if near:
             others = f" or {', '.join(map(repr, near[1:]))}?" if near[1:] else ""

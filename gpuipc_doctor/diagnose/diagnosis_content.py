@@ -128,7 +128,7 @@ def _row(one: Recognised) -> tuple[str, ...]:
 
 
 def entry(one: Recognised, limits: Limits = BRIEF) -> Entry:
-    """An entry: places; of an issue the reason, checks and remedies, of a message where to look."""
+    """An entry: places; of an issue the reason, checks and remedies, of a message what to do."""
     issue = one.issue
     word, look = ("MAYBE", "WARN") if one.confidence is Confidence.LOW else ("FOUND", "FAIL")
     number = "at least " * one.lines.at_least + counted(one.lines.count, "line")
@@ -138,7 +138,7 @@ def entry(one: Recognised, limits: Limits = BRIEF) -> Entry:
     items += _rest(len(quoted) - limits.signatures, "more with -v")
     sure = f"{issue.id} · {one.confidence.label} confidence"
     if isinstance(issue, Message):
-        items += [Item(text, "Look: ") for text in issue.look]
+        items += actions(issue.look)
         items.append(Item(f"gpuipc-doctor explain {issue.id}", "More: "))
         return Entry(word, sure, tuple(items), look, columns=7)
     checks = f"gpuipc-doctor check {' '.join(issue.checks)}" if issue.checks else ""

@@ -201,7 +201,7 @@ class Use(MemoryOperation):
 
 class Write(Use):
     do = "write"
-    says = "process {by} writes contents {stamp} through {on}"
+    says = "process {by} writes pattern {stamp} to memory {on}"
     c = "{enter} fill({on}, {offset}ul, {length}, {stamp});"
     weight, anywhere, effect = 10.0, True, "writes"
 
@@ -225,14 +225,14 @@ class Write(Use):
 
 class WriteInThread(InThread, Write):
     do, simpler, c = "write-in-thread", "write", ""
-    says = "process {by} writes contents {stamp} through {on} in another thread"
+    says = "process {by} writes pattern {stamp} to memory {on} in another thread"
 
     refuse = Write.refuse
 
 
 class WriteByKernel(Write):
     do, simpler, c = "write-by-kernel", "write", ""
-    says = "process {by} writes contents {stamp} through {on} by a kernel"
+    says = "process {by} writes pattern {stamp} to memory {on} by a kernel"
     weight, is_wide, anywhere = 2.0, True, False
     rare = "each loads its kernels anew, and HIP compiles them"
 
@@ -285,7 +285,7 @@ class Fill(Write):
 
 class Read(Use):
     do = "read"
-    says = "process {by} reads {on} and compares"
+    says = "process {by} reads memory {on} and compares it with what was written"
     c = "{enter} {compared}"
     weight, anywhere = 14.0, True
 
@@ -301,14 +301,14 @@ class Read(Use):
 
 class ReadInThread(InThread, Read):
     do, simpler, c = "read-in-thread", "read", ""
-    says = "process {by} reads {on} in another thread and compares"
+    says = "process {by} reads memory {on} in another thread and compares it with what was written"
 
     refuse = Read.refuse
 
 
 class ReadByKernel(Read):
     do, simpler, c = "read-by-kernel", "read", ""
-    says = "process {by} reads {on} by a kernel and compares"
+    says = "process {by} reads memory {on} by a kernel and compares it with what was written"
     weight, is_wide, anywhere, rare = 2.0, True, False, WriteByKernel.rare
 
     def perform(self, p: Performer, op: Operation) -> None:

@@ -142,7 +142,7 @@ def _unlisted(pid: int) -> str:
     """Why a pid was not found. With ``hidepid=1``, the kernel shows only that it exists (proc(5))."""
     if (PROC / str(pid)).exists():
         return f"process {pid} cannot be read; run this as root or as its user"
-    hiding = rights.hiding() or "in a container, run this where the job runs"
+    hiding = rights.hiding() or "run this on the job's node, inside the job's container if it has one"
     return f"no process {pid} in this pid namespace; {hiding}"
 
 

@@ -86,7 +86,7 @@ class Holder:
         if not self.is_alive:
             yield "it has ended"
             return
-        yield f"of {self.user}" if self.user else "hidden from this process"
+        yield f"of {self.user}" if self.user else "of a user that cannot be seen from here"
         if self.job:
             yield f"Slurm job {self.job}"
         if self.age_s is not None:

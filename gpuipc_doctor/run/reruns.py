@@ -79,7 +79,9 @@ def measure_again(log: ResultLog, schedule: Schedule, planner: Planner) -> None:
                 entry.planned.check.subject is not None
             )  # else a state, which load does not change
             kept = replace(first, remedy=remedy) if is_disturbed and first.remedy else first
-            note = Evidence.seen("measured again: {found}", found=sentences.summary(same))
+            found = sentences.summary(same)
+            is_equal = found == sentences.summary(first)
+            note = Evidence.seen("measured again: {found}", found="the same result" if is_equal else found)
             entry.decided = (*others, _noted(kept, note))
         else:
             note = Evidence.seen("measured before: {found}", found=sentences.summary(first))

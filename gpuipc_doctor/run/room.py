@@ -87,7 +87,7 @@ def judge(room: Room, tier: Tier = Tier.ACCEPTANCE) -> Finding | None:
     if room.free >= need:
         return None
     values: dict[str, Json] = {"free": room.free, "need": need}
-    lacks = "{free:mib} free, the tests need {need:mib}"
+    lacks = "{free:mib} free, {need:mib} needed"
     holders = sorted(room.holders, key=lambda one: (not one.is_alive, -(one.held or 0)))
     evidence = [_evidence(one) for one in holders]
     may_be_lost = room.nobodys > NOISE_BYTES and room.free + room.nobodys >= need
@@ -104,20 +104,20 @@ def judge(room: Room, tier: Tier = Tier.ACCEPTANCE) -> Finding | None:
         )
     if may_be_lost or not holders:
         hidden = room.hidden or "NVML lists none"
-        says = f"no room: {lacks}; not all processes that hold the rest are known: {{hidden}}"
+        says = f"too little free memory: {lacks}; not all processes that hold the rest are known: {{hidden}}"
         remedy = "find them with nvidia-smi on the node, as root"
         return Finding.error(NO_ROOM, says, *evidence, remedy=remedy, hidden=hidden, **values)
     most, others = holders[0], len(holders) - 1
     about = {"name": most.name, "user": most.user, "job": int(most.job or 0)}
     known = {name: value for name, value in about.items() if value}
     says = ", ".join("job {job}" if name == "job" else f"{{{name}}}" for name in known)
-    says = f"no room: process {{pid}} ({says})" if known else "no room: process {pid}"
+    says = f"process {{pid}} ({says})" if known else "process {pid}"
     says += f" and {others} more hold" if others else " holds"
     return Finding.error(
         NO_ROOM,
-        f"{says} {{held:mib}}; {lacks}",
+        f"too little free memory: {lacks}; {says} {{held:mib}}",
         *evidence,
-        remedy="rerun when the memory is free: wait for these processes, or stop them",
+        remedy="wait for these processes to end, or stop them; then rerun",
         pid=most.pid,
         held=sum(one.held or 0 for one in holders),
         **known,

@@ -430,7 +430,7 @@ class Schedule:
     def _reason_not_to_run(self, planned: PlannedProbe | Tour, until: float) -> NotRun | None:
         for device in planned.probe.devices:
             if device.label in self._full:
-                says = "not begun, because {device} has no room"
+                says = "not begun, because {device} has too little free memory"
                 return NotRun(Finding.skip(NOT_BEGUN, says, device=device.label))
             for (label, call), count in self._hangs.items():
                 if label == device.label and count >= HANGS_BEFORE_GIVING_UP:

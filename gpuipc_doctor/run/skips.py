@@ -145,7 +145,8 @@ def no_peer_access(check: Check, probe: Probe, inventory: Sequence[Fact]) -> Fin
         return None
     one, other = sorted(probe.devices, key=lambda device: device.index)
     says = "no peer access between {from_device} and {to_device}"
-    evidence, remedy = tuple[str, ...](), ""
+    evidence = tuple[str, ...]()
+    remedy = "if NVLink or XGMI joins these GPUs, check their links: this is a fault; on PCIe it is normal"
     if one.vendor.checks_topology and (refusal := refusal_of_peers(inventory)):
         says, evidence = f"{says}: {refusal.why}", refusal.shown_by
         remedy = (

@@ -137,7 +137,7 @@ def test_failure_names_its_step_and_what_that_process_did(times: int, step: int,
 def test_history_that_no_vendor_allows_says_so(do: str) -> None:
     frees = replace(REOPEN, operations=(*REOPEN.operations[:2], Operation(do, 1, on=1)))
     (finding,) = concluded(replace(FAILED, shortest=frees))
-    assert any("which no vendor allows" in item.says for item in finding.evidence) is (do == "free-open")
+    assert any("manuals forbid this" in item.says for item in finding.evidence) is (do == "free-open")
 
 
 def test_history_that_does_not_fail_again_is_a_warning_with_the_whole_history() -> None:

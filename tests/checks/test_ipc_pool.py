@@ -15,7 +15,7 @@ SOME = ["pointer 1, turn 2 of 5: 1 B wrong"]
 
 
 def data(missing: int = 0, exporter: Json = (), importer: Json = (), wrong: Json = ()) -> list[Finding]:
-    told = {"exchanged": exporter, **metered({"both ends destroyed the pool": missing})}
+    told = {"exchanged": exporter, **metered({"exporter and importer destroyed the pool": missing})}
     records = {"exporter": told, "importer": {"wrong": wrong, "exchanged": importer}}
     return conclude("ipc-pool", records, probe="data")
 

@@ -99,7 +99,7 @@ class ProcessMemory:
                 "pid": pid,
                 "name": name_of(pid),
                 "held": nbytes,
-                "whose": "not part of this run" if is_stranger(pid) else "possibly part of this run",
+                "whose": "not part of this run" if is_stranger(pid) else "perhaps of this test",
             }
             for pid, nbytes in self._held(uuid).items()
             if nbytes

@@ -112,7 +112,8 @@ def test_processes_without_memory_on_a_gpu_are_told_with_their_device_files(
 
 
 @pytest.mark.parametrize(
-    ("hidden", "words"), [("", "it has ended"), ("a pid namespace of its own", "hidden from this process")]
+    ("hidden", "words"),
+    [("", "it has ended"), ("a pid namespace of its own", "of a user that cannot be seen from here")],
 )
 def test_holder_that_proc_does_not_show_has_ended_unless_processes_are_hidden(
     hidden: str, words: str, worker: Any, monkeypatch: pytest.MonkeyPatch

@@ -81,7 +81,7 @@ def test_context_that_has_no_room_is_no_fault_of_the_device(
 def test_gpu_without_room_for_any_test_is_told_from_one_that_a_test_filled(
     call: str, free: list[int], ours: int, key: str
 ) -> None:
-    held = [{"pid": 1, "name": "", "held": ours, "whose": "possibly part of this run"}] * bool(ours)
+    held = [{"pid": 1, "name": "", "held": ours, "whose": "perhaps of this test"}] * bool(ours)
     fault = DriverFault(call, 2, "CUDA_ERROR_OUT_OF_MEMORY")
     role = RoleOutcome(
         "exporter",
