@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from gpuipc_doctor.grouping import by_key
-from gpuipc_doctor.log_lines import by_shape, most_telling
+from gpuipc_doctor.log_lines import by_shape, most_telling, shape
 from gpuipc_doctor.model import EvidenceKind, Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import (
@@ -41,6 +41,7 @@ PROCESSES = 2
 LOG_LINES = 4
 LOG_COLUMNS = 240
 EVIDENCE_LINES = 9
+MOST_ALIKE = 2
 BAD_PAIRS = 2
 LONGEST = 6
 
@@ -370,6 +371,7 @@ def title(report: Report, paragraph: Paragraph) -> str:
 def _body(report: Report, paragraph: Paragraph, told: Container[str], file: str) -> Iterator[Item | Chain]:
     first, lines = paragraph.results[0], evidence(paragraph, told)
     yield Item(sentences.headline(paragraph.finding), hang=0)
+    lines = _without_repetition(lines)
     yield from map(Item, lines[:EVIDENCE_LINES])
     if len(lines) > EVIDENCE_LINES:
         yield Item(f"… and {len(lines) - EVIDENCE_LINES} more in the JSON report")
@@ -408,6 +410,14 @@ def _stack(kind: str, role: RoleOutcome, frames: Sequence[str]) -> Iterator[Chai
     if frames:
         more = ["…"] if len(frames) > FRAMES else []
         yield Chain((f"{kind} stack of {role.role}: {frames[0]}", *frames[1:FRAMES], *more))
+
+
+def _without_repetition(lines: Sequence[str]) -> list[str]:
+    """The first of the lines that differ only in numbers and their number; steps of a history stay."""
+    times = by_shape(line for line in lines if not line[:1].isdigit())
+    often = {line: number for line, number in times.items() if number > MOST_ALIKE}
+    shown = [line for line in lines if line in often or shape(line) not in {*map(shape, often)}]
+    return [f"{line} (and {often[line] - 1} lines like it)" if line in often else line for line in shown]
 
 
 def evidence(paragraph: Paragraph, told: Container[str]) -> list[str]:

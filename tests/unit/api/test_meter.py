@@ -816,7 +816,7 @@ def test_segment_lost_on_a_moving_counter_is_found_by_process_or_said_to_be_hidd
 def test_error_of_a_moving_counter_says_how_far_it_moves() -> None:
     (finding,), _ = moved("walk", 0.0, 0)
     assert re.fullmatch(
-        r"used memory of cuda:0 changes while no test runs, by \d+ MiB in [\d.]+ s: leaks cannot",
+        r"used memory of cuda:0 changes while no test runs, by \d+ MiB in [\d.]+ s: leaks cannot be measured",
         sentences.summary(finding),
     )
 
