@@ -141,17 +141,16 @@ def complete_nodes(ctx: click.Context, param: click.Parameter, begun: str) -> li
 
     No batch system and no command is asked: a completion must not wait.
     """
+    from gpuipc_doctor.files import node_files
+
     before, comma, name = begun.rpartition(",")
     into, known = ctx.params.get("into"), set[str]()
     with suppress(OSError):
         known = {file.stem for file in Path(into).iterdir() if file.suffix == ".json"} if into else known
-    with suppress(OSError, UnicodeDecodeError):
-        if not known:
-            lines = [
-                line.partition("#")[0].split() for line in HOSTS.read_text(encoding="utf-8").splitlines()
-            ]
-            known = {host for _, *hosts in filter(None, lines) for host in hosts}
-            known = {host for host in known if not host.startswith(("localhost", "ip6-"))}
+    if not known:
+        lines = [line.partition("#")[0].split() for line in node_files.quietly(HOSTS).splitlines()]
+        known = {host for _, *hosts in filter(None, lines) for host in hosts}
+        known = {host for host in known if not host.startswith(("localhost", "ip6-"))}
     return [f"{before}{comma}{node}" for node in sorted(known) if node.startswith(name)]
 
 

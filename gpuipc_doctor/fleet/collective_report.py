@@ -1,6 +1,6 @@
 """The report of `fleet collectives`: a `Report`, as of one node, so that every format and `compare` take it.
 
-Beside it, `rounds.jsonl` has what each rank did in each round, from which ``--resume`` goes on.
+Beside it, ``rounds.jsonl`` has what each rank did in each round, from which ``--resume`` goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec  # noqa: TID253 - who imports this module reads rounds
 
 from gpuipc_doctor import __version__
-from gpuipc_doctor.files import writing
+from gpuipc_doctor.files import reading, writing
 from gpuipc_doctor.fleet.collective_types import Joined, RoundResult
 from gpuipc_doctor.fleet.collectives import CHECK, TITLE
 from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
@@ -24,8 +24,11 @@ from gpuipc_doctor.present.blocks import Group, Lines, Parts
 from gpuipc_doctor.present.text import counted
 from gpuipc_doctor.report import acceptance, node_content, sentences
 from gpuipc_doctor.report_types import CheckInfo, Report, Result
+from gpuipc_doctor.vendors import SUPPORTED
 
 REPORT, ROUNDS = "collectives.json", "rounds.jsonl"
+MOST_BYTES = 1 << 30
+"""Maximum bytes of an earlier run's rounds; those of 1,000 nodes of 8 GPUs take 46 MiB."""
 
 INFO = CheckInfo(CHECK, TITLE, Tier.ACCEPTANCE, Subject.COLLECTIVES)
 
@@ -43,7 +46,7 @@ def report(
     """The report over ``nodes``. Its devices are the GPUs that most of the nodes have."""
     kinds = Counter((one.library.partition(" ")[0], one.gpus) for one in joined.values() if one.gpus)
     (library, gpus), _ = kinds.most_common(1)[0] if kinds else (("", ()), 0)
-    backend = "hip" if library == "RCCL" else "cuda"
+    backend = next((each.backend for each in SUPPORTED.values() if each.collectives.name == library), "")
     elapsed_s = (datetime.now().astimezone() - began).total_seconds()
     return Report(
         host=f"{NodeSetFormatter(nodes).brief(nodes)} ({counted(len(nodes), 'node')})",
@@ -84,7 +87,10 @@ class Log:
     def __init__(self, directory: Path) -> None:
         """Raises `OSError`."""
         file = directory / ROUNDS
-        self.earlier = iter([*_rounds(file.read_bytes())]) if file.exists() else iter(())
+        try:
+            self.earlier = iter([*_rounds(reading.read(file, MOST_BYTES))]) if file.exists() else iter(())
+        except reading.Unreadable as why:
+            raise OSError(0, str(why)) from why
         writing.write(file, b"")
         self._fd = writing.open_to_append(file)
 

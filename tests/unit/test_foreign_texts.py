@@ -30,6 +30,8 @@ PLACES = {
     "sampling.py": RUN,
     "evidence.py": RUN,
     "fabric.py": RUN,
+    "dcgm.py": RUN,
+    "check.py": OWN,  # the report of `fleet collectives`, which it starts
     "reading.py": LIMITED,
     "process_leaks.py": KERNEL,
     "sleeping.py": KERNEL,
@@ -70,6 +72,10 @@ PLACES = {
     "children.py": OWN,
     "node_socket.py": OWN,
     "peer.py": OWN,
+    "across.py": OWN,
+    "collective_node.py": OWN,
+    "ssh_gateways.py": OWN,
+    "secret_line.py": OWN,  # bounded, and signed with the run's secret
 }
 
 _CALLS = {

@@ -20,6 +20,7 @@ FOREIGN = re.compile(r"(MPIX?_|cuda|cu|hip|fi_|nvml)\w+|dlopen|ps|yaml\.compose"
 
 SAME_MEANING = {
     "check": "the class, the command",
+    "collectives": "what logs say of them, the procedure over several nodes",
     "config": "the site config, the command",
     "drill": "the drill, the command",
     "environment": "the variables, the check of them",
