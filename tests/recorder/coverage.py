@@ -79,9 +79,9 @@ def page(programs: Mapping[Class, list[str]], tried: Mapping[Class, str], reason
     lines = [
         "# What programs call, and what is tried",
         "",
-        f"Recorded on one H200 under {len(names(programs, of_mpi=False))} programs "
+        f"Recorded on one H200 and on two under {len(names(programs, of_mpi=False))} programs "
         "of PyTorch 2.11 and CuPy 14.2",
-        "(`tests/recorder/programs/`), and under `check --all` on a simulated node with two GPUs.",
+        "(`tests/recorder/programs/`), and under `check --all` there and on a simulated node with two GPUs.",
         "After each value stands the number of programs that use it; *in italics* what no check tries.",
         "Sizes, numbers of blocks and the like are classes: `<=64K` is more than 4 KiB and at most 64.",
         "`vmm+` is inside a mapping, not at its beginning; `legacy` is memory of cuMemAlloc.",
