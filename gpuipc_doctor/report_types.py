@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpuipc_doctor.model import Device, Fact, Finding, Status, Subject, Tier
 from gpuipc_doctor.probe_types import RoleOutcome, subject_label
+from gpuipc_doctor.vendors import untried
 
 
 class Relation(enum.Enum):
@@ -169,6 +170,11 @@ class Report:
     def nothing_tested(self) -> bool:
         """Whether the request needs a GPU but no probe ran."""
         return self.needs_gpu and not self.probes_run
+
+    @property
+    def untried(self) -> str:
+        """What every rendering says of GPUs whose backend was never run on one; empty for others."""
+        return untried(device.backend for device in self.devices)
 
     def worst(self) -> Status:
         return max((r.finding.status for r in self.results), key=lambda s: s.severity, default=Status.SKIP)

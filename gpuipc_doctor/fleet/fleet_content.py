@@ -118,11 +118,14 @@ def verdict(fleet: Fleet) -> str:
     return ", ".join(parts) or "no nodes"
 
 
-def _header(fleet: Fleet) -> Iterator[Block]:
+def experimental(fleet: Fleet) -> str:
+    """What every rendering says of nodes with GPUs whose backend was never run on one."""
     names = {name for report in fleet.reports for name in report.devices}
-    if untested := untried(
-        vendor.backend for vendor in VENDORS if any(vendor.name in name for name in names)
-    ):
+    return untried(vendor.backend for vendor in VENDORS if any(vendor.name in name for name in names))
+
+
+def _header(fleet: Fleet) -> Iterator[Block]:
+    if untested := experimental(fleet):
         yield Notice(untested, "WARN")
     if simulated := fleet.simulated:
         yield Notice(f"SIMULATED: no real GPU was tested on {fleet.folder.brief(simulated)}", "WARN")

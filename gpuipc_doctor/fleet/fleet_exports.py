@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypedDict
 from xml.etree import ElementTree
 
-from gpuipc_doctor.fleet.fleet_content import head, judged, known_bad, skipped_together, verdict
+from gpuipc_doctor.fleet.fleet_content import experimental, head, judged, known_bad, skipped_together, verdict
 from gpuipc_doctor.fleet.fold import (
     COMPLAINTS,
     REMEDIES,
@@ -102,6 +102,7 @@ def html(fleet: Fleet) -> str:
         title=verdict(fleet),
         nodes_count=counted(len(fleet.reports), "node"),
         simulated=_set(fleet, fleet.simulated),
+        experimental=experimental(fleet),
         fleet=fleet,
         most=PAGE_ROWS,
         folded=partial(_set, fleet),
@@ -196,7 +197,8 @@ def junit(fleet: Fleet) -> str:
     ]
     elapsed_s = sum(report.elapsed_s for report in fleet.answered)
     simulated = fleet.folder.fold(fleet.simulated)
-    return document([_case(report) for report in fleet.reports], facts, where, elapsed_s, simulated)
+    cases = [_case(report) for report in fleet.reports]
+    return document(cases, facts, where, elapsed_s, simulated, experimental(fleet))
 
 
 def _case(report: NodeReport) -> ElementTree.Element:
@@ -222,7 +224,7 @@ def _case(report: NodeReport) -> ElementTree.Element:
 def prometheus(fleet: Fleet) -> str:
     """A fleet's Prometheus metrics, without those of single nodes."""
     simulated = fleet.folder.fold(fleet.simulated)
-    return exposition(_metrics(fleet, simulated), simulated)
+    return exposition(_metrics(fleet, simulated), simulated, experimental(fleet))
 
 
 def _metrics(fleet: Fleet, simulated: str) -> Iterator[Metric]:

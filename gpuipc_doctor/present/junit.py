@@ -23,8 +23,10 @@ def document(
     where: Mapping[str, str],
     elapsed_s: float,
     simulated: str,
+    untried: str = "",
 ) -> str:
-    """A test suite, ending in a newline; ``simulated`` names a simulated profile."""
+    """A test suite, ending in a newline; ``simulated`` names a simulated profile, ``untried``
+    says which GPUs this tool was never run on."""
     outcomes = Counter(outcome.tag for case in cases for outcome in case)
     counts = {
         "tests": str(len(cases)),
@@ -38,7 +40,7 @@ def document(
     attributes = {"name": name, **counts, **{key: sanitise(text) for key, text in where.items()}}
     suite = ElementTree.SubElement(suites, "testsuite", attributes)
     properties = ElementTree.SubElement(suite, "properties")
-    for fact, value in facts:
+    for fact, value in (*([("experimental", untried)] if untried else []), *facts):
         ElementTree.SubElement(properties, "property", {"name": sanitise(fact), "value": sanitise(value)})
     suite.extend(cases)
     ElementTree.indent(suites)

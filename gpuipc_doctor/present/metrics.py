@@ -25,13 +25,15 @@ Metric = tuple[str, str, Iterable[Sample]]
 SEVERITIES = ", ".join(f"{status.severity} {status.value}" for status in Status)
 
 
-def exposition(metrics: Iterable[Metric], simulated: str) -> str:
-    """The metrics as gauges, ending in a newline; ``simulated`` names a simulated profile.
+def exposition(metrics: Iterable[Metric], simulated: str, untried: str = "") -> str:
+    """The metrics as gauges, ending in a newline; ``simulated`` names a simulated profile, ``untried``
+    says which GPUs this tool was never run on.
 
     Of several samples with the same sanitised labels, only the last is written, since readers refuse
     duplicates.
     """
     lines = [f"# SIMULATED ({sanitise(simulated)})"] if simulated else []
+    lines += [f"# {untried}"] if untried else []
     for name, about, samples in metrics:
         if known := {_labels(labels): value for labels, value in samples}:
             lines += [f"# HELP {_PREFIX}{name} {about}", f"# TYPE {_PREFIX}{name} gauge"]

@@ -114,8 +114,8 @@ def passed(report: Report) -> str:
     where = fold_devices(device.label for device in report.devices if device.label not in late)
     if late:
         where += f" (no time for {fold_devices(sorted(late))})"
-    if untested := untried(device.backend for device in report.devices):
-        where += f" ({untested})"
+    if report.untried:
+        where += f" ({report.untried})"
     lacking = [result.finding for result in report.results if _lacks_capability(result)]
     if lacking and not any(r.devices and r.finding.status is Status.PASS for r in report.results):
         return f"SKIP on {where}: {sentences.summary(lacking[0], brief=True)}"

@@ -15,7 +15,6 @@ from gpuipc_doctor.report.check_changes import ChangeKind, CheckChange
 from gpuipc_doctor.report.inventory_changes import Change
 from gpuipc_doctor.report.speed import Speeds, SpeedVerdict
 from gpuipc_doctor.report_types import Join, Relation, Report, Result
-from gpuipc_doctor.vendors import untried
 
 TOLERANCE = 0.10
 """A change of speed up to this fraction is not reported."""
@@ -154,7 +153,7 @@ def _side(report: Report) -> Side:
         tier=report.tier,
         tool_version=report.tool_version,
         simulated=report.simulated,
-        untried=untried(device.backend for device in report.devices),
+        untried=report.untried,
         interrupted=report.interrupted,
         probes_run=report.probes_run,
         nothing_tested=report.nothing_tested,

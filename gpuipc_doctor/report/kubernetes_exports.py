@@ -106,7 +106,8 @@ def _verdict(report: Report) -> Verdict:
 
 def _headline(report: Report, verdict: Verdict) -> str:
     simulated = f"SIMULATED ({report.simulated}): " if report.simulated else ""
-    return sanitise(f"{simulated}{verdict.value}: {acceptance.reason(report)}")
+    untested = f"{report.untried}: " * bool(report.untried)
+    return sanitise(f"{simulated}{untested}{verdict.value}: {acceptance.reason(report)}")
 
 
 def _keys(report: Report) -> list[str]:

@@ -33,7 +33,7 @@ from gpuipc_doctor.probe_types import RoleOutcome
 from gpuipc_doctor.report import acceptance, advice, exits, first_aid, merged_results, p2p, sentences
 from gpuipc_doctor.report.merged_results import Paragraph, by_check, culprits
 from gpuipc_doctor.report_types import Report, Result
-from gpuipc_doctor.vendors import VENDORS, untried
+from gpuipc_doctor.vendors import VENDORS
 
 # Maximum items shown; the JSON report has all.
 FRAMES = 6
@@ -140,8 +140,7 @@ def nagios(report: Report, *, width: int = 80) -> str:
     are replaced.
     """
     state, counts = exits.nagios_state(report), merged_results.totals(report)
-    untested = untried(device.backend for device in report.devices)
-    simulated = f"{untested}; " * bool(untested) + "SIMULATED " * bool(report.simulated)
+    simulated = f"{report.untried}; " * bool(report.untried) + "SIMULATED " * bool(report.simulated)
     first = sanitise(f"GPUIPC {state.name} - {simulated}{_reason(report, counts)}")
     figures = [*(f"{s.value.lower()}={counts[s]}" for s in Status), f"time={report.elapsed_s:.1f}s"]
     first, page = (text.replace("|", "¦") for text in (first, screen(report, width=width, exit_code=state)))
@@ -178,8 +177,8 @@ def blocks(
 
 
 def _simulated(report: Report) -> Iterator[Block]:
-    if untested := untried(device.backend for device in report.devices):
-        yield Notice(untested, "WARN")
+    if report.untried:
+        yield Notice(report.untried, "WARN")
     if report.simulated:
         yield Notice(f"SIMULATED (profile {report.simulated}): no real GPU was tested", "WARN")
 

@@ -36,6 +36,7 @@ def html(report: Report) -> str:
         "node.html",
         title=f"{report.host}: {word}",
         simulated=report.simulated,
+        experimental=report.untried,
         report=report,
         worst=word,
         look=look,
@@ -95,7 +96,7 @@ def junit(report: Report) -> str:
     cases += [case(check, "node", 0, Status.SKIP, "the run ended before this check") for check in missing]
     facts = {fact.name: fact.value for fact in report.inventory if fact.value is not None}
     where = {"timestamp": report.started, "hostname": report.host}
-    return document(cases, facts.items(), where, report.elapsed_s, report.simulated)
+    return document(cases, facts.items(), where, report.elapsed_s, report.simulated, report.untried)
 
 
 def _case(results: Sequence[Result]) -> ElementTree.Element:
@@ -119,7 +120,7 @@ def _lines(finding: Finding) -> Iterator[str]:
 
 def prometheus(report: Report) -> str:
     """A node's report in Prometheus' text format."""
-    return exposition(_metrics(report), report.simulated)
+    return exposition(_metrics(report), report.simulated, report.untried)
 
 
 def _metrics(report: Report) -> Iterator[Metric]:

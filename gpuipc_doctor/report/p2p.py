@@ -75,12 +75,13 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """``why_none``: why there is no pair. ``iommu``, ``acs``: their modes as read on this node, or null."""
+    """``experimental``: what was never run on such GPUs. ``why_none``: why there is no pair. ``iommu``, ``acs``: their modes as read on this node, or null."""
 
     host: str
     started: str
     tool_version: str
     simulated: str
+    experimental: str
     exit_code: int
     iommu: str | None
     acs: str | None
@@ -103,6 +104,7 @@ def content(report: Report, exit_code: int | None = None) -> Content:
         report.started,
         report.tool_version,
         report.simulated,
+        report.untried,
         exits.code(report) if exit_code is None else exit_code,
         facts.get("iommu"),
         facts.get("acs"),
