@@ -75,7 +75,8 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """``experimental``: what was never run on such GPUs. ``why_none``: why there is no pair. ``iommu``, ``acs``: their modes as read on this node, or null."""
+    """``experimental``: which GPUs the tool was never run on. ``why_none``: why there is no pair.
+    ``iommu``, ``acs``: their modes as read on this node, or null."""
 
     host: str
     started: str
