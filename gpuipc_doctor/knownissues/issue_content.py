@@ -75,7 +75,7 @@ def _sections(issue: KnownIssue, today: date) -> Iterator[tuple[str, list[str]]]
         "What to do": (
             line for workaround in issue.harmless_first for line in _workaround(issue, workaround)
         ),
-        "Concluded by this project, not stated by the links": _items(issue.inferred),
+        "Not confirmed by the links": _items(issue.inferred),
         "Notes": _paragraphs(issue.notes),
         "Links": _links(issue),
     }

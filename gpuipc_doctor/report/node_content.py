@@ -44,6 +44,7 @@ EVIDENCE_LINES = 9
 MOST_ALIKE = 2
 BAD_PAIRS = 2
 LONGEST = 6
+WRITTEN_BY = "--output r.json"
 
 OUTERMOST = ("_call (running.py:", "run_role (worker.py:")
 """The frame that calls the role function, in current and older reports; frames outside it never differ."""
@@ -373,9 +374,9 @@ def _body(report: Report, paragraph: Paragraph, told: Container[str], file: str)
     lines = _without_repetition(lines)
     yield from map(Item, lines[:EVIDENCE_LINES])
     if len(lines) > EVIDENCE_LINES:
-        yield Item(f"… and {len(lines) - EVIDENCE_LINES} more in the JSON report")
+        yield Item(f"… and {len(lines) - EVIDENCE_LINES} more in the JSON report ({file or WRITTEN_BY})")
     if paragraph.figures_differ:
-        yield Item(f"(figures of {first.subject}; for the others, see the JSON report)")
+        yield Item(f"(figures of {first.subject}; those of the others: JSON report, {file or WRITTEN_BY})")
     for role in culprits(first):
         yield from _remains(role, first)
     if paragraph.passed_beside:
