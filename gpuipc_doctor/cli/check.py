@@ -119,6 +119,7 @@ def _with_collectives(report: Report, nodes: Sequence[str], asked: CheckOptions)
         report,
         checks=(*report.checks, *over.checks),
         results=(*report.results, *over.results),
+        elapsed_s=report.elapsed_s + over.elapsed_s,
         interrupted=over.interrupted,
     )
 

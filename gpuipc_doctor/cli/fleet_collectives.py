@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +27,7 @@ from gpuipc_doctor.model import Exit
 from gpuipc_doctor.present.text import counted
 
 if TYPE_CHECKING:
+    from gpuipc_doctor.fleet.ask import LaunchOptions
     from gpuipc_doctor.fleet.collective_head import Head
     from gpuipc_doctor.fleet.collective_report import Log
     from gpuipc_doctor.fleet.collective_types import Joined, RoundResult
@@ -40,14 +42,14 @@ JOIN_S = 120.0
 
 ROUND_S = 120.0
 
-ENDING_S = 10.0
-"""Seconds from the end of the last round until the nodes' processes have ended."""
-
 LONGEST_S = 3600.0
 """Seconds for the whole run, without --budget."""
 
 ENDING_S = 30.0
-"""Seconds of them for the end of the last round."""
+"""Seconds of them for the end of the last round; also until the nodes' processes have ended after it."""
+
+SIMULATED_LARGEST = 1 << 20
+"""Of simulated nodes, whose CPU copies all: 256 MiB over three nodes of two GPUs took two cores minutes."""
 
 SSH_PER_S = 50.0
 
@@ -72,9 +74,8 @@ ROOT = (
     "--largest",
     type=click.IntRange(8, 4 << 30),
     default=256 << 20,
-    show_default=True,
     metavar="BYTES",
-    help="Largest buffer.",
+    help="Largest buffer.  [default: 256 MiB; of simulated nodes 1 MiB]",
 )
 @click.option("--resume", is_flag=True, help="Do not repeat the rounds that DIR has.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -102,66 +103,116 @@ def command(
     --deadline is that of a round, by default 120 s. Arguments after `--` are those of `check
     collective-data`: --nccl-lib, --device, --user.
     """
-    from gpuipc_doctor.fleet import slurm
-    from gpuipc_doctor.supervise import process_limits, scratch, tree
+    from gpuipc_doctor.supervise import process_limits
 
     reach = fleet_reach.Reach(**reaching)
     words = _without_user(check_options_)
     way = replace(reach.way(CHECK, *words), deadline_s=reach.budget or LONGEST_S)
-    refuse_root(words == list(check_options_) and "--simulate" not in words)
-    wanted = reach.wanted()
-    if ctx.get_parameter_source("deadline") is ParameterSource.DEFAULT:
-        reach = replace(reach, deadline=ROUND_S)
-    if len(wanted) < 2:
+    simulated = check_options.parsed(words).simulate or ""
+    refuse_root(words == list(check_options_) and not simulated)
+    nodes = reach.wanted()
+    if len(nodes) < 2:
         raise click.UsageError("name at least two nodes; one alone: gpuipc-doctor check collective-data")
+    if _is_default(ctx, "deadline"):
+        reach = replace(reach, deadline=ROUND_S)
+    if simulated and _is_default(ctx, "largest"):
+        largest = SIMULATED_LARGEST
     with options.naming_option("--into", str(into)):
         writing.make_directory(into)
     process_limits.raise_soft()  # a descriptor for each node
-    printed = slurm.topology() if way.via is way.via.SLURM else ""
-    topology = slurm.leaves(wanted, printed) or fleet_reach.switches_of_site(reach.site(*words), wanted)
-    found = _Gathered(wanted, topology, _log_of(into, resume=resume))
-    with scratch.directory(scratch.usual(), 1 << 16) as private:
-        secret = secrets.token_bytes(32)
-        given = private / "secret"
-        given.touch(mode=0o600)
-        given.write_bytes(secret)
-        from gpuipc_doctor.fleet import collective_head
+    found = _Gathered(nodes, _switches(nodes, reach, way, words), _log_of(into, resume=resume))
+    with _meeting(nodes, address) as (head, secret):
+        way = _taking_part(way, reach, nodes, address, check_options_, head, secret)
+        interrupted = _examine(nodes, found, way, head, reach, largest)
+    if found.mistake:
+        raise found.mistake
+    ctx.exit(found.tell(into, simulated, interrupted, as_json=as_json))
 
+
+def _is_default(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.DEFAULT
+
+
+def _switches(
+    nodes: Sequence[str], reach: fleet_reach.Reach, way: LaunchOptions, words: Sequence[str]
+) -> Mapping[str, str]:
+    """Node → its switch, by Slurm or by the site config."""
+    from gpuipc_doctor.fleet import slurm
+
+    printed = slurm.topology() if way.via is way.via.SLURM else ""
+    return slurm.leaves(nodes, printed) or fleet_reach.switches_of_site(reach.site(*words), nodes)
+
+
+@contextmanager
+def _meeting(nodes: Sequence[str], address: str) -> Iterator[tuple[Head, Path]]:
+    """The head to which the nodes come, and a file with the run's secret. Raises `click.UsageError`."""
+    from gpuipc_doctor.fleet import collective_head
+    from gpuipc_doctor.supervise import scratch
+
+    with scratch.directory(scratch.usual(), 1 << 16) as private:
+        secret, file = secrets.token_bytes(32), private / "secret"
+        file.touch(mode=0o600)
+        file.write_bytes(secret)
         try:
-            head = collective_head.Head(wanted, secret, address)
+            head = collective_head.Head(nodes, secret, address)
         except OSError as error:
             reason = (error.strerror or str(error)).partition(" (")[0]
             raise click.UsageError(f"--address {address}: {reason}") from None
-        at = [f"[{one}]" if ":" in one else one for one in collective_head.addresses(wanted, address)]
-        heads = ",".join(f"{one}:{head.port}" for one in at)
-        node = [*fleet_reach.tool_of(reach.tool), "fleet", "take-part", "--head", heads, CHECK]
-        way = replace(
-            fleet_check.within_limits(way, reach.partition, None, "--budget"),
-            command=(*node, *check_options_),
-            fanout=max(reach.fanout, len(wanted)),  # all of them run at the same time
-            rate=min(way.rate, SSH_PER_S),
-            given=given,
-            names="--called",
-            at_interruption=head.close,
-        )
-        found.until = time.monotonic() + way.deadline_s - ENDING_S
-        work = threading.Thread(target=_run, args=(head, found, reach, largest), daemon=True)
-        interrupted = False
-        with tree.interruptible(_interrupt):
-            work.start()
-            try:
-                fleet_check.ask_all(wanted, way, found)
-                found.all_told.set()
-                work.join()
-            except KeyboardInterrupt:
-                interrupted = not found.is_over
-                head.close()
-                found.all_told.set()
-                work.join()
-    if found.mistake:
-        raise found.mistake
-    code = found.tell(into, check_options.parsed(words).simulate or "", interrupted, as_json=as_json)
-    ctx.exit(code)
+        yield head, file
+
+
+def _taking_part(
+    way: LaunchOptions,
+    reach: fleet_reach.Reach,
+    nodes: Sequence[str],
+    address: str,
+    given: Sequence[str],
+    head: Head,
+    secret: Path,
+) -> LaunchOptions:
+    """The way to run `take-part` on all nodes at the same time."""
+    from gpuipc_doctor.fleet import collective_head
+
+    at = [f"[{one}]" if ":" in one else one for one in collective_head.addresses(nodes, address)]
+    heads = ",".join(f"{one}:{head.port}" for one in at)
+    command = [*fleet_reach.tool_of(reach.tool), "fleet", "take-part", "--head", heads, CHECK, *given]
+    return replace(
+        fleet_check.within_limits(way, reach.partition, None, "--budget"),
+        command=tuple(command),
+        fanout=max(reach.fanout, len(nodes)),
+        rate=min(way.rate, SSH_PER_S),
+        given=secret,
+        names="--called",
+        at_interruption=head.close,
+    )
+
+
+def _examine(
+    nodes: Sequence[str],
+    found: _Gathered,
+    way: LaunchOptions,
+    head: Head,
+    reach: fleet_reach.Reach,
+    largest: int,
+) -> bool:
+    """Start the nodes' processes, and examine the nodes in a thread; whether Ctrl-C ended it."""
+    from gpuipc_doctor.supervise import tree
+
+    found.until = time.monotonic() + way.deadline_s - ENDING_S
+    work = threading.Thread(target=_run, args=(head, found, reach, largest), daemon=True)
+    interrupted = False
+    with tree.interruptible(_interrupt):
+        work.start()
+        try:
+            fleet_check.ask_all(nodes, way, found)
+            found.all_told.set()
+            work.join()
+        except KeyboardInterrupt:
+            interrupted = not found.is_over
+            head.close()
+            found.all_told.set()
+            work.join()
+    return interrupted
 
 
 def _interrupt() -> None:

@@ -159,6 +159,24 @@ def test_node_without_a_library_is_named_and_left_out(fleet: Fleet, tmp_path: Pa
     assert [rank["node"] for rank in rounds(tmp_path / "out")["all together"]] == ["a", "a", "b", "b"]
 
 
+def test_node_alone_is_refused(fleet: Fleet) -> None:
+    ended = fleet({"a": ""})
+    assert (ended.returncode, ended.stdout) == (2, "")
+    alone = "name at least two nodes; one alone: gpuipc-doctor check collective-data"
+    assert ended.stderr == f"gpuipc-doctor fleet collectives: {alone}\n"
+
+
+def test_other_gpus_are_a_warning_and_take_part(fleet: Fleet, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    devices = "[{backend: cuda, name: NVIDIA A100-SXM4-40GB, memory: 40 GiB, arch: sm_80}]"
+    other.write_text(f"description: x\nextends: {TWO}\ndevices: {devices}\nexpect: {{exit: 0}}\n")
+    ended = fleet({"a": "", "b": str(other), "c": ""})
+    assert ended.returncode == 0, ended
+    said = " ".join(ended.stdout.split())
+    assert "GPUs: 1 × NVIDIA A100-SXM4-40GB on b, 2 × NVIDIA H200 on a,c" in said
+    assert [rank["node"] for rank in rounds(tmp_path / "out")["all together"]] == ["a", "a", "b", "c", "c"]
+
+
 @pytest.mark.full
 def test_login_that_hangs_costs_half_the_budget_at_most(fleet: Fleet, tmp_path: Path) -> None:
     ended = fleet(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gpuipc_doctor.api import loader
 from tests.networks import Networks
 from tests.slurm.cluster import Cluster
 from tests.slurm.test_fleet import DOCTOR
@@ -92,6 +93,37 @@ def test_hanging_node_of_eight_is_named(slurm: Callable[..., Cluster], tmp_path:
     assert (finding["key"], finding["values"]["who"]) == ("node", "n6")
     assert "hung in all-gather of 2 B, bfloat16" in finding["evidence"][0]["values"]["what"]
     assert finding["evidence"][1]["values"]["number"] >= 5  # pass together without it
+    cluster.rest()
+
+
+def lacks_interface(cluster: Cluster) -> None:
+    """Once there is a file ``faulty``, NCCL_SOCKET_IFNAME names an interface on n2 that it lacks."""
+    prolog = cluster.directory / "task-prolog"
+    faulty = f"[ $SLURMD_NODENAME != n2 ] || [ ! -e {cluster.directory}/faulty ]"
+    prolog.write_text(f"#!/bin/sh\n{faulty} || echo export NCCL_SOCKET_IFNAME=ib7\n")
+    prolog.chmod(0o755)
+
+
+def test_check_over_three_nodes_adds_their_collectives(slurm: Callable[..., Cluster]) -> None:
+    cluster = slurm(nodes=3, TaskProlog="{directory}/task-prolog", prepare=lacks_interface)
+    ids = {item.check.id for item in loader.load() if isinstance(item, loader.LoadedCheck)}
+    slow = ids - {"ipc-peer", "fabric-small-message"}  # one check of this node, and one between nodes
+    config = cluster.directory / "site.yaml"
+    config.write_text(json.dumps({"disabled": dict.fromkeys(slow, "is slow")}))
+    check = [*DOCTOR, "check", "--all", "--nodes", "3", "--backend", "cuda", "--config", str(config)]
+    command = ["salloc", "-Q", "-N3", *check, "--simulate", TWO]
+    ended = cluster.run(*command, "--json", timeout_s=LIMIT_S)
+    assert ended.returncode == 0, ended
+    told = json.loads(ended.stdout)
+    ours = [one["finding"] for one in told["results"] if one["check"] == "fleet-collectives"]
+    assert [(one["status"], one["key"]) for one in ours] == [("PASS", "passed"), ("PASS", "carried")]
+    assert "30 operations on 6 ranks of 3 nodes, every element compared" in ours[0]["summary"]
+    (cluster.directory / "faulty").touch()
+    ended = cluster.run(*command, timeout_s=LIMIT_S)
+    assert ended.returncode == 12, ended
+    said = " ".join(ended.stdout.split())
+    assert "REJECT: fleet-collectives: n2: collectives fail within the node: " in said
+    assert "NCCL_SOCKET_IFNAME names ib7, which n2 lacks" in said
     cluster.rest()
 
 

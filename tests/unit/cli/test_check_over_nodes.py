@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -17,11 +18,9 @@ from gpuipc_doctor.model import Finding, Status
 from gpuipc_doctor.report import report_json
 from gpuipc_doctor.report_types import Report
 
-BEGAN = datetime.now().astimezone()
-
 
 def of(name: str, *findings: Finding) -> Report:
-    return collective_report.report([name], {}, findings, [], BEGAN)
+    return collective_report.report([name], {}, findings, [], datetime.now().astimezone())
 
 
 @pytest.fixture
@@ -39,12 +38,14 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_results_over_the_first_nodes_are_added(fleet: Path) -> None:
     bad = Finding.fail("node-alone", "{node}: x", node="n2")
-    (fleet / "printed").write_text(report_json.dumps(of("n[1-3]", bad)))
+    over = replace(of("n[1-3]", bad), elapsed_s=30.0)
+    (fleet / "printed").write_text(report_json.dumps(over))
     asked = check_options.parsed(["--all", "--nodes", "3", "--simulate", "x", "--budget", "100"])
     nodes = check._nodes_of_collectives(asked)
     found = check._with_collectives(of("n1"), nodes, asked)
     assert [result.finding for result in found.results] == [bad]
     assert [info.id for info in found.checks][-1] == "fleet-collectives"
+    assert 30.0 <= found.elapsed_s < 40.0
     words = json.loads((fleet / "arguments").read_text())
     assert words[:2] == ["fleet", "collectives"]
     assert words[words.index("-w") + 1] == "n1,n2,n3"
