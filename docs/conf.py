@@ -168,7 +168,7 @@ def messages_page() -> str:
     by_component: dict[str, list[Message]] = defaultdict(list)
     for message in knownissues.load_messages():
         by_component[message.component].append(message)
-    return "# Messages\n\nTexts in logs, what they mean and where to look, by component.\n" + "".join(
+    return "# Messages\n\nTexts in logs, what they mean and what to do, by component.\n" + "".join(
         f"\n## {component}\n\n"
         + "".join(
             f"- [{message.id}](message-{message.id}.md): {escaped(message.says)}\n" for message in messages

@@ -370,8 +370,9 @@ def title(report: Report, paragraph: Paragraph) -> str:
 
 def _body(report: Report, paragraph: Paragraph, told: Container[str], file: str) -> Iterator[Item | Chain]:
     first, lines = paragraph.results[0], evidence(paragraph, told)
-    yield Item(sentences.headline(paragraph.finding), hang=0)
-    lines = _without_repetition(lines)
+    headline = sentences.headline(paragraph.finding)
+    yield Item(headline, hang=0)
+    lines = _without_repetition(headline, lines)
     yield from map(Item, lines[:EVIDENCE_LINES])
     if len(lines) > EVIDENCE_LINES:
         yield Item(f"… and {len(lines) - EVIDENCE_LINES} more in the JSON report ({file or WRITTEN_BY})")
@@ -412,8 +413,10 @@ def _stack(kind: str, role: RoleOutcome, frames: Sequence[str]) -> Iterator[Chai
         yield Chain((f"{kind} stack of {role.role}: {frames[0]}", *frames[1:FRAMES], *more))
 
 
-def _without_repetition(lines: Sequence[str]) -> list[str]:
-    """The first of the lines that differ only in numbers and their number; steps of a history stay."""
+def _without_repetition(headline: str, lines: Iterable[str]) -> list[str]:
+    """The first of the lines that differ only in numbers and their number, without an error that the
+    headline names; steps of a history stay."""
+    lines = [line for line in lines if not headline.startswith(line.rpartition(" (")[0] or "\n")]
     times = by_shape(line for line in lines if not line[:1].isdigit())
     often = {line: number for line, number in times.items() if number > MOST_ALIKE}
     shown = [line for line in lines if line in often or shape(line) not in {*map(shape, often)}]
