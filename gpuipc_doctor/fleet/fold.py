@@ -16,7 +16,7 @@ from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Exit, Status
 from gpuipc_doctor.report_types import Relation
 
-OF_A_NODE = frozenset({"hostname", "gpu-uuid", "boot-id"})
+OF_A_NODE = frozenset({"hostname", "gpu-uuid", "boot-id", "gpu-serials", "nvlink-peers"})
 """Facts that are meant to differ between nodes."""
 
 OUTLYING = 5.0

@@ -20,7 +20,7 @@ def facts(tree: Tree, environ: Mapping[str, str]) -> Iterator[Fact]:
     yield _dev_shm(tree)
     yield _container(tree, environ)
     yield _namespaces(tree)
-    yield _amd_models(tree)
+    yield from _amd_boards(tree)
     yield gpus.intel_gpus(tree, environ.get("ZE_AFFINITY_MASK", ""))
     yield _render_nodes(tree)
     yield _imex_daemon(tree)
@@ -285,9 +285,15 @@ def _namespaces(tree: Tree) -> Fact:
 # -- devices --------------------------------------------------------------------------------------------
 
 
-def _amd_models(tree: Tree) -> Fact:
-    where = "/sys/bus/pci/devices/*/product_name"
-    return models("gpu-model", (tree.line(file) for file in tree.glob(where)), where)
+def _amd_boards(tree: Tree) -> Iterator[Fact]:
+    """Models, serial and part numbers (Linux, drivers/gpu/drm/amd/amdgpu/amdgpu_fru_eeprom.c)."""
+    where = "/sys/bus/pci/devices/*"
+    boards = [file.rpartition("/")[0] for file in tree.glob(f"{where}/product_name")]
+    names = (tree.line(f"{board}/product_name") for board in boards)
+    yield models("gpu-model", names, f"{where}/product_name")
+    for name, entry in (("gpu-serials", "serial_number"), ("gpu-part-numbers", "product_number")):
+        found = ((board.rpartition("/")[2], shown(tree.line(f"{board}/{entry}"))) for board in boards)
+        yield from gpus.of_each(name, found, f"{where}/{entry}")
 
 
 def models(name: str, found: Iterable[str], where: str) -> Fact:

@@ -140,6 +140,23 @@ def of_job(root: str, ids: str) -> JobGpus:
     return JobGpus(listed, chosen, unknown, missing)
 
 
+_NUMBER = re.compile(r"(?=.*[1-9])[\w.-]{4,64}", re.ASCII)
+
+
+def of_each(name: str, told: Iterable[tuple[str, str]], source: str, form: str = "") -> Iterator[Fact]:
+    """A fact about GPUs by PCI address, or about all if they are equal: ``0000:65:00.0 1650123456789; …``.
+
+    Without values that are no serial or part number (``N/A``, zeros, no text), unless ``form`` allows them.
+    None if nothing is left: the driver, or the kernel, does not know.
+    """
+    gpus = dict(told)
+    known = {pci: text for pci, text in gpus.items() if re.fullmatch(form or _NUMBER, text)}
+    equal = 1 < len(known) == len(gpus) and len({*known.values()}) == 1
+    parts = {*known.values()} if equal else [f"{pci} {text}" for pci, text in known.items()]
+    if parts:
+        yield Fact(name, "; ".join(parts), source)
+
+
 _NVIDIA = re.compile(r"^(Model|GPU UUID|Device Minor):(.*)$", re.MULTILINE)
 
 

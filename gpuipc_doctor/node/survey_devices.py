@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gpuipc_doctor.api import DriverError, Worker
-from gpuipc_doctor.files.node_files import Tree, shown
+from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, shown
+from gpuipc_doctor.grouping import by_key
+from gpuipc_doctor.model import Fact
 from gpuipc_doctor.node.file_facts import models
+from gpuipc_doctor.node.gpus import of_each
 from gpuipc_doctor.node.survey_records import FactRow, record
 from gpuipc_doctor.node.survey_room import rooms
+from gpuipc_doctor.present.text import ranges
+from gpuipc_doctor.vendors import SUPPORTED
+
+if TYPE_CHECKING:
+    from gpuipc_doctor.worker.nvml import Nvml
 
 
 def nvidia(w: Worker) -> None:
@@ -31,6 +41,33 @@ def nvidia(w: Worker) -> None:
         record(w, told)
     if w.params["rooms"]:
         w.record(rooms=rooms(w))
+    for fact in _identity(w):
+        record(w, (fact.name, fact.value, fact.source))
+
+
+def _identity(w: Worker) -> Iterator[Fact]:
+    """What a ticket for a GPU or link that is replaced must name, where NVML reports it."""
+    from gpuipc_doctor.worker.nvml import Nvml
+
+    with suppress(OSError, DriverError):
+        nvml = Nvml(w.armed)
+        devices = [nvml.by_index(index) for index in range(nvml.count())]
+        addresses = [nvml.pci(device) for device in devices]
+        for name, function, read, form in (
+            ("gpu-serials", "nvmlDeviceGetSerial", nvml.serial, ""),
+            ("gpu-part-numbers", "nvmlDeviceGetBoardPartNumber", nvml.part_number, ""),
+            ("nvlink-peers", "nvmlDeviceGetNvLinkRemotePciInfo", _peers(nvml), ".+"),
+        ):
+            told = ((pci, read(device)) for pci, device in zip(addresses, devices, strict=True))
+            yield from of_each(name, told, function, form)
+
+
+def _peers(nvml: Nvml) -> Callable[[Any], str]:
+    def read(device: Any) -> str:
+        links = by_key((peer, link) for link, peer in nvml.link_peers(device).items())
+        return ", ".join(f"links {ranges(those)} to {peer}" for peer, those in links.items())
+
+    return read
 
 
 _MODES: Mapping[str, tuple[str, Mapping[int, str]]] = {
@@ -89,6 +126,8 @@ specification, "Access Control Services")."""
 def bridges(w: Worker) -> None:
     tree = Tree(Path(w.params["root"]))
     where = "/sys/bus/pci/devices/*/config"
+    for fact in _slots(tree):
+        record(w, (fact.name, fact.value, fact.source))
     have, redirect, short = 0, [], False
     for file in tree.glob(where):
         device = file.split("/")[-2]
@@ -113,6 +152,15 @@ def bridges(w: Worker) -> None:
     else:
         why = f"only root can read {where}" if short else f"no bridge with ACS in {where}"
         record(w, ("acs", None, why))
+
+
+def _slots(tree: Tree) -> Iterator[Fact]:
+    """The slots that hold a GPU; a slot's address has no function: ``0000:65:00`` (Linux, pci/slot.c)."""
+    where = "/sys/bus/pci/slots/*/address"
+    slots = {tree.line(file): shown(file.split("/")[-2]) for file in tree.glob(where)}
+    buses = (gpus_on_bus(tree.root, vendor.pci) for vendor in SUPPORTED.values() if slots)
+    found = [device.name for devices in buses for device in devices]
+    yield from of_each("gpu-slots", ((pci, slots.get(pci[:-2], "")) for pci in found), where, r"\S+")
 
 
 def acs_control(space: bytes) -> int | None:

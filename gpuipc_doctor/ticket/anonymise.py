@@ -156,7 +156,7 @@ class Names:
     values: frozenset[str] = frozenset()
     """Values of variables that may identify a site."""
     identifiers: frozenset[str] = frozenset()
-    """The uuids of devices."""
+    """The uuids and serial numbers of devices."""
     words: frozenset[str] = frozenset()
     versions: frozenset[str] = frozenset()
     """Versions with four numbers, which look like IP addresses."""
@@ -315,6 +315,8 @@ def names(documents: Iterable[Report | JobReport], more: Iterable[Fact], here: N
                 values |= set(rank.settings.values())
                 versions |= set(rank.versions.values())
     versions |= {str(fact.value) for fact in facts}
+    serials = [word for fact in facts if fact.name == "gpu-serials" for word in str(fact.value).split()]
+    identifiers |= {word.rstrip(";") for word in serials if re.fullmatch(r"[\w.-]{4,64};?", word)}
     values |= {str(fact.value) for fact in facts if fact.name.startswith("env:") and fact.value}
     return Names(
         frozenset(hosts),

@@ -23,7 +23,9 @@ DRIVER_NOT_LOADED = 9
 NOT_SUPPORTED = 3
 """``NVML_ERROR_NOT_SUPPORTED``: this GPU has no such figure; of GB10, for example, the memory's."""
 
-_FUNCTION_NOT_FOUND = 13
+_REMOTE = "nvmlDeviceGetNvLinkRemotePciInfo"
+
+_INVALID_ARGUMENT, _FUNCTION_NOT_FOUND = 2, 13
 
 NOT_FOUND = 6
 """``NVML_ERROR_NOT_FOUND``."""
@@ -89,12 +91,15 @@ class Nvml:
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Result of a function of pynvml, journalled under its name; text as bytes. Raises `DriverError`."""
+        with self._arm(function):
+            return self._call(function, *arguments)
+
+    def _call(self, function: str, *arguments: Any) -> Any:
         called = getattr(self._api, function, None)
         if not called:
             raise DriverError(DriverFault(function, _FUNCTION_NOT_FOUND, "not in this nvidia-ml-py"))
         try:
-            with self._arm(function):
-                return getattr(called, "__wrapped__", called)(*arguments)  # which decodes only valid UTF-8
+            return getattr(called, "__wrapped__", called)(*arguments)  # which decodes only valid UTF-8
         except self._api.NVMLError as error:
             name = f"not in {LIBRARY}" if error.value == _FUNCTION_NOT_FOUND else str(error)
             raise DriverError(DriverFault(function, error.value, name)) from None
@@ -117,6 +122,25 @@ class Nvml:
 
     def name(self, device: Any) -> str:
         return self._text("nvmlDeviceGetName", device)
+
+    def serial(self, device: Any) -> str:
+        """Empty if NVML does not report it; so is `part_number`."""
+        return self._told("nvmlDeviceGetSerial", device)
+
+    def part_number(self, device: Any) -> str:
+        return self._told("nvmlDeviceGetBoardPartNumber", device)
+
+    def link_peers(self, device: Any) -> dict[int, str]:
+        """Number of each NVLink → PCI address of its other end, where NVML reports it."""
+        found = {}
+        with self._arm(_REMOTE):  # once: a node has hundreds of links
+            for link in range(self._api.NVML_NVLINK_MAX_LINKS):
+                try:
+                    found[link] = _address(self._call(_REMOTE, device, link))
+                except DriverError as error:
+                    if error.fault.code in (_INVALID_ARGUMENT, _FUNCTION_NOT_FOUND, *LOST):
+                        break
+        return found
 
     def pci(self, device: Any) -> str:
         """A GPU's PCI address, as ``0000:01:00.0``."""
@@ -272,8 +296,7 @@ class Nvml:
         """Number of each NVLink that has counted an error → PCI address of its other end."""
         counts = [each for name, each in counters.items() if name.startswith("nvlink")]
         links = sorted({link for each in counts for link, count in enumerate(each) if count})
-        remote = "nvmlDeviceGetNvLinkRemotePciInfo"
-        return {str(link): _address(self.call(remote, device, link)) for link in links}
+        return {str(link): _address(self.call(_REMOTE, device, link)) for link in links}
 
     def pcie_link(self, device: Any) -> dict[str, Json]:
         """The link now, and what GPU and slot allow. An idle GPU may lower both."""
@@ -331,6 +354,11 @@ class Nvml:
             return bool(self.call("nvmlSystemGetConfComputeState").ccFeature)
         except DriverError:
             return False
+
+    def _told(self, function: str, device: Any) -> str:
+        with suppress(DriverError):
+            return self._text(function, device)
+        return ""
 
     def _text(self, function: str, *arguments: Any) -> str:
         text: bytes = self.call(function, *arguments)

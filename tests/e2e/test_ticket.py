@@ -67,6 +67,30 @@ def test_bundle_has_all_given_files(doctor: Command, run: Path, tmp_path: Path, 
     assert "SIMULATED" in ended.stdout
 
 
+def test_serials_reach_the_ticket_and_anonymised_no_document(doctor: Command, tmp_path: Path) -> None:
+    report, log, bundle = (tmp_path / name for name in ("report.json", "dmesg.txt", "b.tar.gz"))
+    ran = doctor("check", "gpu-health", "--simulate", "odd-gpu-links", "--output", str(report))
+    assert ran.returncode == 12, ran.stdout + ran.stderr
+    serials = ("1650123450003", "1650123450004", "1650123450005")
+    log.write_text(f"board {serials[1]} fell off; replaced by {serials[2]}\n")
+    attached = ["--add", str(log), "--also", str(report), "--before", str(report)]
+    named = doctor(*TICKET, str(report), *attached)
+    assert (named.returncode, named.stderr) == (0, "")
+    assert "the server's maker" in named.stdout
+    assert all(serial in named.stdout for serial in serials)
+    assert "serial and part number" not in named.stdout.partition("Still missing")[2]
+    assert "links 0-16 to" in named.stdout
+    hidden = doctor(*TICKET, str(report), *attached, "--anonymise", "--bundle", str(bundle))
+    assert (hidden.returncode, hidden.stderr) == (0, "")
+    members = opened(bundle)
+    assert {"ticket.md", "report.json", "inventory.json", "attached/dmesg.txt"} <= members.keys()
+    texts = [hidden.stdout, *(name + content.decode() for name, content in members.items())]
+    assert not [text[:80] for text in texts for serial in serials if serial in text]
+    assert all("692-2G520-0200-000" in text for text in (hidden.stdout, members["report.json"].decode()))
+    assert "0000:29:00.0 links 0-16 to 0000:31:00.0" in hidden.stdout
+    assert report_json.loads(members["report.json"])
+
+
 @pytest.mark.full
 def test_anonymised_bundle_names_neither_host_nor_path(doctor: Command, run: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "b.tar.zst"

@@ -207,6 +207,10 @@ static void read_device(const char *key, const char *value, void *record)
         device->watts_limit = (int)number(key, value);
     else if (IS("vbios"))
         TEXT(device->vbios);
+    else if (IS("serial"))
+        TEXT(device->serial);
+    else if (IS("part-number"))
+        TEXT(device->part_number);
     else if (IS("arch"))
         TEXT(device->arch);
     else

@@ -511,13 +511,25 @@ int nvml_power_limit(void *gpu, unsigned *milliwatts)
     return give_milliwatts(gpu, milliwatts, number_of(gpu) < 0 ? -1 : ((struct device *)gpu)->watts_limit);
 }
 
+static int give_known(void *gpu, char *to, unsigned bytes, const char *text)
+{
+    int code = check(gpu, to);
+    return code ? code : *text ? give_text(to, bytes, text) : NVML_NOT_SUPPORTED;
+}
+
 int nvml_vbios(void *gpu, char *text, unsigned bytes)
 {
-    int code = check(gpu, text);
-    if (code)
-        return code;
-    const char *vbios = ((struct device *)gpu)->vbios;
-    return *vbios ? give_text(text, bytes, vbios) : NVML_NOT_SUPPORTED;
+    return give_known(gpu, text, bytes, number_of(gpu) < 0 ? "" : ((struct device *)gpu)->vbios);
+}
+
+int nvml_serial(void *gpu, char *text, unsigned bytes)
+{
+    return give_known(gpu, text, bytes, number_of(gpu) < 0 ? "" : ((struct device *)gpu)->serial);
+}
+
+int nvml_part_number(void *gpu, char *text, unsigned bytes)
+{
+    return give_known(gpu, text, bytes, number_of(gpu) < 0 ? "" : ((struct device *)gpu)->part_number);
 }
 
 struct nvml_field { /* nvmlFieldValue_t */

@@ -66,7 +66,7 @@ struct device {
     int replays;                                             /* of link 3, a second; -1: no counters */
     int fabric, fabric_status, fabric_health, clique, cluster;
     int busy, watts, watts_limit;                            /* busy: percent */
-    char vbios[64];
+    char vbios[64], serial[64], part_number[64];
 };
 
 enum fault_condition {

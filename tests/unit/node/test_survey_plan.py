@@ -12,6 +12,7 @@ import pytest
 
 from gpuipc_doctor.model import Fact, Node, Tier
 from gpuipc_doctor.node import inventory
+from gpuipc_doctor.node.gpus import of_each
 from gpuipc_doctor.node.survey_devices import acs_control
 from gpuipc_doctor.node.survey_libraries import nccl_version
 from gpuipc_doctor.node.survey_programs import PACKAGES, PROGRAMS, versions_in
@@ -266,3 +267,45 @@ def test_surveys_are_a_check_file_that_loads() -> None:
     assert isinstance(item, LoadedCheck)
     assert item.check.id == inventory.CHECK
     assert "ctypes" not in vars(sys.modules[type(item.check).__module__])
+
+
+def test_slots_of_gpus_are_named(tmp_path: Path) -> None:
+    for bus in ("19", "3b"):
+        where = f"/sys/bus/pci/devices/0000:{bus}:00.0"
+        for name, text in (("vendor", "0x10de\n"), ("class", "0x030200\n"), ("config", bytes(64))):
+            plant(tmp_path, f"{where}/{name}", text)
+    for slot, address in (("7", "0000:3b:00\n"), ("8", "0000:99:00\n"), ("9", "\n")):
+        plant(tmp_path, f"/sys/bus/pci/slots/{slot}/address", address)
+    node = Node(root=str(tmp_path), simulated="tree")
+    facts = engine.collect_inventory(Request(backend="cuda"), SiteConfig(), node, Silent()).facts
+    assert [fact.value for fact in facts if fact.name == "gpu-slots"] == ["0000:3b:00.0 7"]
+
+
+@pytest.mark.parametrize(
+    ("told", "value"),
+    [
+        ({"a": "1650123456789", "b": "1650123456790"}, "a 1650123456789; b 1650123456790"),
+        ({"a": "900-21010-0000-000", "b": "900-21010-0000-000"}, "900-21010-0000-000"),
+        ({"a": "900-21010-0000-000", "b": "N/A"}, "a 900-21010-0000-000"),
+        ({"a": "900-21010-0000-000"}, "a 900-21010-0000-000"),
+        *(
+            ({"a": garbage}, None)
+            for garbage in (
+                "",
+                "0",
+                "0000000000",
+                "N/A",
+                "[N/A]",
+                "Unknown",
+                "\ufffd650123",
+                "1 2 3 4",
+                "9" * 65,
+                "1650\n123",
+            )
+        ),
+    ],
+)
+def test_only_numbers_are_taken_for_serials(told: Mapping[str, str], value: str | None) -> None:
+    assert [fact.value for fact in of_each("gpu-serials", told.items(), "NVML")] == [value] * (
+        value is not None
+    )

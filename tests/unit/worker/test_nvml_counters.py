@@ -69,3 +69,38 @@ def test_binding_or_driver_without_the_fabric_call_reports_no_fabric(structures:
     for name in structures:
         setattr(old._api, name, getattr(pynvml, name))  # the function is missing: nvidia-ml-py 13 without 535
     assert old._fabric(object()) == {}
+
+
+def identified(serial: Any, peer: Any) -> Nvml:
+    """``serial`` and ``peer``: results of NVML's functions; a code is an error, None a missing function."""
+    made = nvml({})
+
+    def give(found: Any) -> Any:
+        def function(*_: Any) -> Any:
+            if isinstance(found, int):
+                raise pynvml.NVMLError(found)
+            return found
+
+        return function
+
+    for name, found in (("nvmlDeviceGetSerial", serial), ("nvmlDeviceGetNvLinkRemotePciInfo", peer)):
+        if found is not None:
+            setattr(made._api, name, give(found))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("told", "serial"),
+    [(b"1650123456789", "1650123456789"), (b"\xff1", "\ufffd1"), (3, ""), (13, ""), (None, "")],
+)
+def test_serial_is_empty_where_nvml_does_not_report_it(told: Any, serial: str) -> None:
+    assert identified(told, 3).serial(None) == serial
+
+
+@pytest.mark.parametrize(
+    ("peer", "links"), [(3, 0), (2, 0), (13, 0), (15, 0), (None, 0), ("there", pynvml.NVML_NVLINK_MAX_LINKS)]
+)
+def test_peers_of_links_are_those_that_nvml_reports(peer: Any, links: int) -> None:
+    there = SimpleNamespace(domain=0, bus=0x3B, device=0)
+    found = identified(3, there if peer == "there" else peer).link_peers(None)
+    assert found == dict.fromkeys(range(links), "0000:3b:00.0")
