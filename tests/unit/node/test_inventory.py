@@ -20,7 +20,7 @@ from gpuipc_doctor.simulator.node import claimed_files, prepare
 from gpuipc_doctor.simulator.profile import load
 from tests import golden
 
-MI300 = "/sys/bus/pci/devices/0000:c1:00.0"
+BOARD = "/sys/bus/pci/devices/0000:c1:00.0"
 NVRM = "/proc/driver/nvidia/version"
 OPEN = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (dvs-builder@U16)\n"
@@ -183,10 +183,10 @@ def test_missing_fact_has_the_places_searched(tmp_path: Path) -> None:
     [("692231000131\n", ["0000:c1:00.0 692231000131"]), ("N/A\n", []), ("", []), (None, [])],
 )
 def test_serial_of_amd(tmp_path: Path, serial: str | None, found: list[str]) -> None:
-    plant(tmp_path, f"{MI300}/product_name", "AMD MI300A\n")
-    plant(tmp_path, f"{MI300}/product_number", "102-G30211-00\n")
+    plant(tmp_path, f"{BOARD}/product_name", "AMD MI300A\n")
+    plant(tmp_path, f"{BOARD}/product_number", "102-G30211-00\n")
     if serial is not None:
-        plant(tmp_path, f"{MI300}/serial_number", serial)
+        plant(tmp_path, f"{BOARD}/serial_number", serial)
     assert [told for told, _ in rows(tmp_path, "gpu-serials")] == found
     assert value(tmp_path, "gpu-part-numbers") == "0000:c1:00.0 102-G30211-00"
 
@@ -231,7 +231,7 @@ def test_names_are_a_closed_set_in_the_order_of_the_rows(node: Path) -> None:
         ("/boot/config-6.8", "CONFIG_PCI_P2PDMA=y\nCONFIG_NUMA=y\n", "kernel-dma-buf", "PCI_P2PDMA"),
         ("/sys/class/iommu/dmar0", "", "iommu", "on"),
         ("/.dockerenv", "", "container", "docker"),
-        (f"{MI300}/product_name", "AMD MI300A\n", "gpu-model", "AMD MI300A"),
+        (f"{BOARD}/product_name", "AMD MI300A\n", "gpu-model", "AMD MI300A"),
         ("/sys/class/cxi/cxi0", "", "cxi-devices", "cxi0"),
     ],
 )  # fmt: skip
