@@ -204,6 +204,8 @@ def _leave_out(
     for place, key in enumerate(path):
         listed = _at(data, path[:place])
         if isinstance(key, int) and isinstance(listed, list):
+            if key >= len(listed) or (listed[key] is None and path[place + 1 :]):
+                return marks  # an earlier mistake removed it
             if any(isinstance(item, dict) for item in listed):
                 listed[key] = None
                 return marks

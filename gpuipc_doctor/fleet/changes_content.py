@@ -92,10 +92,12 @@ def dumps(changes: Changes) -> str:
 
 
 def screen(changes: Changes, *, width: int = 80, color: bool = False) -> str:
-    """The screen, in lines of at most ``width`` columns, ending in a newline."""
+    """The screen, in lines of at most ``width`` columns, ending in a newline. The verdict may have
+    more than `terminal.MAX_WIDTH`: it is a mail's subject."""
     code = changes.exit_code
     closing = Closing(_totals(changes), f"exit {code}", code.name)
-    return terminal.screen([*_blocks(changes), closing], width=width, color=color)
+    lead = terminal.screen(_lead(changes), width=width, most=max(width, terminal.MAX_WIDTH), color=color)
+    return lead + "\n" + terminal.screen([*_rest(changes), closing], width=width, color=color)
 
 
 def ticket(changes: Changes) -> str:
@@ -110,10 +112,18 @@ def _totals(changes: Changes) -> list[str]:
 
 
 def _blocks(changes: Changes) -> Iterator[Block]:
-    brief = changes.folder.brief
+    yield from _lead(changes)
+    yield from _rest(changes)
+
+
+def _lead(changes: Changes) -> Iterator[Block]:
     if simulated := sorted({*changes.before.simulated, *changes.after.simulated}):
-        yield Lines((f"SIMULATED: no real GPU was tested on {brief(simulated)}",))
+        yield Lines((f"SIMULATED: no real GPU was tested on {changes.folder.brief(simulated)}",))
     yield _verdict(changes)
+
+
+def _rest(changes: Changes) -> Iterator[Block]:
+    brief = changes.folder.brief
     yield _sides(changes)
     nodes = ((name, str(len(nodes)), brief(nodes)) for name, nodes in changes.nodes.items() if nodes)
     yield from table(("", "nodes", ""), nodes)

@@ -68,9 +68,11 @@ class Page:
         return lines
 
 
-def screen(blocks: Iterable[Block], *, width: int = COLUMNS, color: bool = False) -> str:
+def screen(
+    blocks: Iterable[Block], *, width: int = COLUMNS, most: int = MAX_WIDTH, color: bool = False
+) -> str:
     """The blocks in lines of at most ``width`` columns, an empty line between them, ending in a newline."""
-    page = Page(min(max(width, MIN_WIDTH), MAX_WIDTH), color)
+    page = Page(min(max(width, MIN_WIDTH), most), color)
     drawn = (list(draw(block, page)) for block in blocks)
     return "\n\n".join("\n".join(lines) for lines in drawn if lines) + "\n"
 

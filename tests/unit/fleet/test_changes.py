@@ -29,6 +29,15 @@ def test_golden_files() -> None:
     golden.check("fleet/changes.json", changes_content.dumps(found))
 
 
+def test_verdict_stays_in_one_line_if_the_screen_is_wide_enough() -> None:
+    """It is the subject of the nightly mail (docs/fleet.md); the rest keeps to 120 columns."""
+    found = changes.compare(timed(a_fleet()), timed(upgraded(), 2.9))
+    first, *rest = changes_content.screen(found, width=1000).splitlines()
+    whole = " ".join(changes_content.screen(found).partition("\n\n")[0].split())
+    assert (first, len(first) > 120) == (whole, True)
+    assert max(map(len, rest)) <= 120
+
+
 def test_nodes_that_got_worse_better_or_lost() -> None:
     found = changes.compare(a_fleet(), upgraded())
     told = {name: nodes for name, nodes in found.nodes.items() if name != "same"}

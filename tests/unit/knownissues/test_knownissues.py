@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 from click.testing import Result as Ran
 from hypothesis import given
@@ -686,3 +690,31 @@ def test_variable_of_another_vendor_is_not_offered(driver: str, offered: list[st
     issue = KnownIssue("x", "x", "libfabric", "leak", "open", "it leaks", (), workarounds=ways)
     facts = [Fact("libfabric", "1.17.0", "/usr/lib"), Fact(driver, "6", "here")]
     assert [next(iter(workaround.env)) for workaround in cures.settings(issue, facts)] == offered
+
+
+WRONG = st.sampled_from([580, None, [], {}, "x", [1], {"a": 1}, True])
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), WRONG), min_size=1, max_size=6))
+def test_any_number_of_mistakes_in_an_issue_is_told(changes: list[tuple[int, Any]]) -> None:
+    """Three in one entry were an internal error."""
+    issue = yaml.safe_load(GOOD)
+    for number, value in changes:
+        places = list(_places(issue))
+        inside, key = places[number % len(places)]
+        inside[key] = value
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "site.yaml")
+        file.write_text(yaml.safe_dump(issue))
+        told = knownissues.lint([file], {"ipc-reopen", "ipc-stale"})
+    assert all("\n" not in str(mistake) for mistake in told)
+
+
+def _places(inside: Any) -> Iterator[tuple[Any, Any]]:
+    """Each value in a document: what contains it, and its key there."""
+    keys = (
+        list(inside) if isinstance(inside, dict) else range(len(inside)) if isinstance(inside, list) else ()
+    )
+    for key in keys:
+        yield inside, key
+        yield from _places(inside[key])
