@@ -86,9 +86,12 @@ enum effect {
 };
 
 /* What a fault may ask of a call's arguments. */
-enum shape { IN_PLACE = 1 << 0, ZERO_COUNT = 1 << 1, NEGATIVE_BOUND = 1 << 2, LARGE_TAG = 1 << 3, FIRST_TYPE = 1 << 4 };
+enum shape { IN_PLACE = 1 << 0, ZERO_COUNT = 1 << 1, NEGATIVE_BOUND = 1 << 2, LARGE_TAG = 1 << 3, FIRST_TYPE = 1 << 4,
+             FLOAT32 = 1 << 9, BYTE = 1 << 10, SUM = 1 << 11, INTER = 1 << 12, SELF = 1 << 13, SPLIT = 1 << 14,
+             DUPLICATE = 1 << 15, GRAPH = 1 << 16, CART = 1 << 17 };
 
-static const char *const types[] = {"any", "large-tag", "contiguous", "vector", "indexed", "struct", "subarray", NULL};
+static const char *const types[] = {"any", "large-tag", "contiguous", "vector", "indexed", "struct", "subarray",
+                                    "float32", "byte", "sum", "inter", "self", "split", "dup", "graph", "cart", NULL};
 
 static const char *const places[] = {"any", "device", "host", "pool", "vmm", "pinned", NULL};
 enum place { ANYWHERE, DEVICE, HOST, POOL, VMM, PINNED };
@@ -278,12 +281,42 @@ static unsigned shape_of_type(handle type)
     static const unsigned char combiners[] = {2, 3, 6, 11, 12}; /* of Open MPI; in MPICH and its kin one more */
     int (*envelope)(handle, int *, int *, int *, int *) = ONCE(demand, "PMPI_Type_get_envelope");
     int integers, addresses, kinds, combiner = 0;
+    int (*get_name)(handle, char *, int *) = ONCE(demand, "PMPI_Type_get_name");
+    char name[128] = "";
     unsigned shape = 0;
     extent_of(type, &begin, &extent);
     envelope(type, &integers, &addresses, &kinds, &combiner);
+    get_name(type, name, &integers);
+    shape |= !strcmp(name, "MPI_FLOAT") ? FLOAT32 : !strcmp(name, "MPI_BYTE") ? BYTE : 0;
     for (unsigned i = 0; i < sizeof combiners; i++)
         shape |= combiner == combiners[i] + !handles_are_pointers() ? FIRST_TYPE << i : 0;
     return (begin < 0 ? NEGATIVE_BOUND : 0) | shape;
+}
+
+static unsigned shape_of_op(handle op)
+{
+    void *sum = ONCE(look_up, "ompi_mpi_op_sum");
+    return (sum ? op == sum : (uint32_t)(uintptr_t)op == 0x58000003) ? SUM : 0;
+}
+
+/* How a communicator was made, as far as the library says: a duplicate has the world's ranks in their order. */
+static unsigned shape_of_comm(handle comm)
+{
+    int (*is_inter)(handle, int *) = ONCE(demand, "PMPI_Comm_test_inter");
+    int (*topology)(handle, int *) = ONCE(demand, "PMPI_Topo_test");
+    int (*compare)(handle, handle, int *) = ONCE(demand, "PMPI_Comm_compare");
+    void *world = ONCE(look_up, "ompi_mpi_comm_world"), *self = ONCE(look_up, "ompi_mpi_comm_self");
+    int inter = 0, made = 0, same = 0, graph = world ? 2 : 1, cart = world ? 1 : 2;
+    if (!comm || is_world(comm))
+        return 0;
+    if (self ? comm == self : (uint32_t)(uintptr_t)comm == 0x44000001)
+        return SELF;
+    is_inter(comm, &inter);
+    if (inter)
+        return INTER;
+    topology(comm, &made);
+    compare(comm, world ? world : (handle)(uintptr_t)0x44000000, &same);
+    return made == graph ? GRAPH : made == cart ? CART : same == 1 ? DUPLICATE : SPLIT;
 }
 
 /* Whether an address is where a fault strikes. What NULL is, nobody asks. */
@@ -576,6 +609,8 @@ static struct asked before_shaped(enum call call, const void *buffer, uint64_t b
     deliver_withheld();
     uint64_t idle = idle_ms();
     for (struct fault *fault = faults; fault < faults + fault_count; fault++) {
+        if (fault->call == call && fault->shape >= INTER)
+            shape |= shape_of_comm(comm);
         if (fault->shape & ~shape || fault->idle > idle)
             continue;
         if (!concerns(fault, call, buffer, bytes, comm) || !occurs(fault))

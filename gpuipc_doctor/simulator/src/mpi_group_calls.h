@@ -137,7 +137,9 @@ static void end_of_stage(struct staged staged)
     COLLECTIVE(name, call, own, result, bytes_here, shape, parameters, wide, narrowed,                                 \
                (after(asked, target, delivered), former ? withhold(target, former, delivered) : (void)0))
 #define NONBLOCKING(name, call, own, result, bytes_here, parameters, wide, narrowed)                                   \
-    COLLECTIVE(name, call, own, result, bytes_here, 0, parameters, wide, narrowed,                                     \
+    NONBLOCKING_SHAPED(name, call, own, result, bytes_here, 0, parameters, wide, narrowed)
+#define NONBLOCKING_SHAPED(name, call, own, result, bytes_here, shape, parameters, wide, narrowed)                     \
+    COLLECTIVE(name, call, own, result, bytes_here, shape, parameters, wide, narrowed,                                 \
                change_when_done(request_at(request, 0), asked, target, delivered, comm, former))
 
 /* int counts are passed on as wide ones, which BLOCKING narrows again where the library has no wide call. */
@@ -196,7 +198,7 @@ BLOCKING(Scatter, SCATTER, from, is_in_place(to) ? NULL : to, bytes_of(to_count,
          OF_ROOT_N)
 PLAIN(Scatter, WITH_ROOT, OF_ROOT)
 
-NONBLOCKING(Iallreduce, IALLREDUCE, from, to, bytes_of(count, type), IREDUCTION,
+NONBLOCKING_SHAPED(Iallreduce, IALLREDUCE, from, to, bytes_of(count, type), shape_of_type(type) | shape_of_op(op), IREDUCTION,
             (from, to, count, type, op, comm, request), (from, to, narrow(count), type, op, comm, request))
 PLAIN(Iallreduce, IREDUCTION, (from, to, count, type, op, comm, request))
 #define OF_IREDUCE (from, to, count, type, op, root, comm, request)

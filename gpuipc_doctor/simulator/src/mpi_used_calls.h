@@ -196,7 +196,8 @@ PLAIN(Iexscan, IREDUCTION, OF_IREDUCTION)
 NONBLOCKING(Ireduce_scatter_block, IREDUCE_SCATTER_BLOCK, from, to, bytes_of(count, type), IREDUCTION, OF_IREDUCTION,
             OF_IREDUCTION_N)
 PLAIN(Ireduce_scatter_block, IREDUCTION, OF_IREDUCTION)
-NONBLOCKING(Igather, IGATHER, from, rank_in(comm) == root ? to : NULL, BYTES_OF_ALL, IWITH_ROOT, OF_IROOT, OF_IROOT_N)
+NONBLOCKING_SHAPED(Igather, IGATHER, from, rank_in(comm) == root ? to : NULL, BYTES_OF_ALL,
+                   is_in_place(from) ? 0 : shape_of_type(type), IWITH_ROOT, OF_IROOT, OF_IROOT_N)
 PLAIN(Igather, IWITH_ROOT, OF_IROOT)
 NONBLOCKING(Iscatter, ISCATTER, from, is_in_place(to) ? NULL : to, bytes_of(to_count, to_type), IWITH_ROOT, OF_IROOT,
             OF_IROOT_N)

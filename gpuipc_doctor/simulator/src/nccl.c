@@ -150,7 +150,7 @@ struct comm {
     int line[MAX_RANKS];                /* to a rank of another node; -1 without */
     char *away[MAX_RANKS];              /* what that rank has sent */
     unsigned splits;
-    bool is_split, has_joined, is_broken;
+    bool is_split, is_second, has_joined, is_broken; /* second: made after the process's first, not split */
     char path[4096];
 };
 
@@ -456,7 +456,9 @@ static struct comm *join(uint64_t id, int rank, int size, int device, bool is_sp
     comm->rank = rank;
     comm->size = size;
     comm->device = device;
+    static unsigned made;
     comm->is_split = is_split;
+    comm->is_second = !is_split && made++;
     comm->here = size;
     if (hosted && (*code = meet_nodes(comm, hosted)))
         return NULL;
@@ -501,7 +503,7 @@ static void leave(struct comm *comm)
 /* What the arguments of an operation are, besides bytes, peer and place. */
 struct shape {
     const char *type, *reduction;
-    bool in_place, in_group, on_default_stream, is_unaligned, is_captured, was_idle;
+    bool in_place, in_group, on_default_stream, is_unaligned, is_by4, is_captured, was_idle;
 };
 
 struct asked {
@@ -543,12 +545,13 @@ static void leave_shared_file(void)
     }
 }
 
-static bool is_where(const char *where, struct shape shape)
+static bool is_where(const char *where, struct shape shape, const struct comm *comm)
 {
     return !strcmp(where, "any") || (!strcmp(where, "thread") && syscall(SYS_gettid) != getpid()) ||
            (!strcmp(where, "group") && shape.in_group) || (!strcmp(where, "default-stream") && shape.on_default_stream) ||
            (!strcmp(where, "unaligned") && shape.is_unaligned) || (!strcmp(where, "graph") && shape.is_captured) ||
-           (!strcmp(where, "idle") && shape.was_idle);
+           (!strcmp(where, "idle") && shape.was_idle) || (!strcmp(where, "own-stream") && !shape.on_default_stream) ||
+           (!strcmp(where, "by4") && shape.is_by4) || (!strcmp(where, "second") && comm && comm->is_second);
 }
 
 static bool is_word(const char *stated, const char *word)
@@ -573,7 +576,7 @@ static bool fits(struct fault *fault, enum call call, const struct comm *comm, u
         return false;
     if ((fault->peer >= 0 && fault->peer != peer) || bytes < fault->min || bytes > fault->max)
         return false;
-    if (!is_word(fault->type, shape.type) || !is_word(fault->reduction, shape.reduction) || !is_where(fault->where, shape))
+    if (!is_word(fault->type, shape.type) || !is_word(fault->reduction, shape.reduction) || !is_where(fault->where, shape, comm))
         return false;
     if ((fault->in_place && !shape.in_place) || (fault->split && !(comm && comm->is_split)))
         return false;
@@ -1029,7 +1032,8 @@ static int begin(struct operation o, bool in_place, void *stream)
     if (reduces && (o.op < SUM || o.op > DOUBLED))
         return INVALID_ARGUMENT;
     struct shape shape = {types[o.type], reduces ? reductions[o.op] : NULL, in_place, depth > 0, !stream,
-                          ((uintptr_t)o.send | (uintptr_t)o.recv) % 16 != 0, is_capturing(stream), was_idle()};
+                          ((uintptr_t)o.send | (uintptr_t)o.recv) % 16 != 0,
+                          (uintptr_t)o.send % 16 && (uintptr_t)o.send % 4 == 0, is_capturing(stream), was_idle()};
     int code = strike_shaped(&o.asked, o.call, o.comm, bytes, o.root, shape);
     if (code)
         return code;
