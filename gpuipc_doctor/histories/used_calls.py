@@ -19,6 +19,7 @@ from gpuipc_doctor.histories.group_cases import (
     SENDRECV,
     SPLIT,
     START,
+    TO_HOST,
     Case,
 )
 from gpuipc_doctor.histories.message_memories import DEVICE
@@ -62,6 +63,7 @@ WAYS: Mapping[str, Way] = {
 DUPLICATE, SPLIT_TWICE = "in a duplicate", "in a split of a split"
 NODE, RING, GRAPH = "in a node's communicator", "in a Cartesian ring", "in a graph of neighbours"
 SESSION, BETWEEN = "in a session's communicator", "between two groups"
+PLAIN_GRAPH, ALONE = "in a graph", "with itself alone"
 
 
 def _split(group: Group, comm: Any, colour: int) -> Any:
@@ -95,6 +97,14 @@ def _neighbours(group: Group, _: ExitStack) -> Any:
     return group.worker.mpi.call("MPI_Dist_graph_create_adjacent", make, both, both)
 
 
+def _graph(group: Group, _: ExitStack) -> Any:
+    """A ring as MPI_Graph_create wants it."""
+    ranks = group.ranks
+    edges = [(rank + step) % ranks for rank in range(ranks) for step in (-1, 1)]
+    ends = [2 * rank + 2 for rank in range(ranks)]
+    return group.worker.mpi.call("MPI_Graph_create", group.world.Create_graph, ends, edges)
+
+
 COMMUNICATORS: Mapping[str, Callable[[Group, ExitStack], Any]] = {
     SPLIT: lambda group, _: _split(group, group.world, group.rank % 2),
     SPLIT_TWICE: lambda group, _: _split(group, _split(group, group.world, group.rank % 2), group.rank % 4),
@@ -106,6 +116,8 @@ COMMUNICATORS: Mapping[str, Callable[[Group, ExitStack], Any]] = {
         "MPI_Cart_create", group.world.Create_cart, [group.ranks], [True]
     ),
     GRAPH: _neighbours,
+    PLAIN_GRAPH: _graph,
+    ALONE: lambda group, _: group.api.COMM_SELF,
     BETWEEN: _between,
     SESSION: _of_session,
 }
@@ -117,6 +129,7 @@ MADE_BY = {
     "MPI_Comm_split_type": (NODE,),
     "MPI_Cart_create": (RING,),
     "MPI_Dist_graph_create_adjacent": (GRAPH,),
+    "MPI_Graph_create": (PLAIN_GRAPH,),
     "MPI_Intercomm_create": (BETWEEN,),
     "MPI_Session_init": (SESSION,),
     "MPI_Group_from_session_pset": (SESSION,),
@@ -169,6 +182,11 @@ USES = (
     *(Use(f"MPI_R{call}", "MPI_Win_lock") for call in ("put", "get", "accumulate", "get_accumulate")),
     *(Use(f"MPI_R{call}", "MPI_Win_flush", _MIB, soak=True) for call in ("put", "get", "accumulate")),
     *(Use(f"MPI_{call}", START) for call in ("Put", "Get")),
+    Use("MPI_Neighbor_allgather", PLAIN_GRAPH),
+    Use("MPI_Iallgather", TO_HOST),
+    Use("MPI_Ireduce_scatter", DUPLICATE),
+    Use("MPI_Alltoallv", ALONE),
+    *(Use("MPI_Reduce_init", nbytes=nbytes) for nbytes in (8, 1000, 4096, 65_544)),  # each root of four
     *(Use(call, nbytes=(2 << 30) + 64, soak=True) for call in (SENDRECV, "MPI_Isend", "MPI_Allreduce")),
 )
 """The rows; the last are of more than 2 GiB, in elements of 8 B, whose number is an int."""

@@ -1,8 +1,9 @@
-"""Faults in dimensions in which applications are large and examples are small; see `dimensions.yaml`."""
+"""Faults that were thought of by dimension (`dimensions.yaml`), and faults that were drawn (`drawn.yaml`)."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,21 @@ import yaml
 from gpuipc_doctor.model import Exit
 from tests.e2e.conftest import Command, evidence
 
-FAULTS: dict[str, Any] = yaml.safe_load((Path(__file__).parents[1] / "fixtures/dimensions.yaml").read_text())
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+FAULTS, DRAWN = (
+    dict[str, Any](yaml.safe_load((FIXTURES / name).read_text()))
+    for name in ("dimensions.yaml", "drawn.yaml")
+)
+
+FOUND = {name: stated for name, stated in DRAWN.items() if stated.get("found", True)}
 
 EIGHT = {"devices": [{"backend": "cuda", "name": "NVIDIA H200", "memory": "139 GiB", "count": 8}]}
 
 ONLY_SOAK = {"bits-flip-after-3-s": "idle for four seconds", "kernels-lost-beyond-256-mib": "260 MiB"}
 """Faults that need idle seconds or more memory, and what the evidence says of it."""
+
+USUAL_OF_DRAWN = {"copy-from-device stream=default", "MPI_Alltoallv comm=self"}
+"""Drawn faults that every run of the tests plays."""
 
 USUAL = {"range-inside-wrong", "writes-from-pinned-lost", "kernels-in-16-mib-lost"}
 """Faults that every run of the tests plays."""
@@ -60,3 +70,29 @@ def test_fault_is_found_in_soak(doctor: Command, tmp_path: Path, name: str) -> N
     few = () if "check" in FAULTS[name] else ("--operations", "200", "--seed", "1")
     found, *_ = found_in(doctor, tmp_path, name, "--tier", "soak", *few)
     assert any(ONLY_SOAK[name] in line for line in evidence(found))
+
+
+@pytest.mark.usefixtures("resting")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=[
+                getattr(pytest.mark, "mpi" if "mpi-faults" in stated else "cuda"),
+                *([] if name in USUAL_OF_DRAWN else [pytest.mark.full]),
+            ],
+        )
+        for name, stated in FOUND.items()
+    ],
+)
+def test_drawn_fault_is_found(doctor: Command, tmp_path: Path, name: str) -> None:
+    stated, node = FOUND[name], tmp_path / "node.yaml"
+    kind = next(key for key in stated if key.endswith("faults"))
+    healthy = "collectives-two" if kind == "collective-faults" else "healthy-single"
+    node.write_text(yaml.safe_dump({"description": name, "extends": healthy, kind: stated[kind]}))
+    mpi = str(Path(os.environ.get("GPUIPC_TEST_MPI", "/nowhere"), "mpich50/lib/libmpi.so.12"))
+    library = ("--mpi-lib", mpi, "--no-workarounds") if kind == "mpi-faults" else ()
+    chosen = ("--simulate", str(node), "--backend", "cuda", "--accept-harm", "--deadline", "8", "--json")
+    done = doctor("check", stated["check"], *library, *chosen)
+    assert done.returncode == Exit.FAIL, done.stdout
