@@ -124,7 +124,7 @@ def judge_end(label: str, watched: LeakReport) -> Iterable[Finding]:
         yield Finding.warn(
             "not-returned",
             "{missing:mib} on {device} was not released after the processes ended",
-            remedy="run ipc-release, which shows after which step memory is missing",
+            remedy="run gpuipc-doctor check ipc-release, which shows after which step memory is missing",
             missing=entry.missing,
             device=label,
         )

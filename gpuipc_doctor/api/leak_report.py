@@ -225,7 +225,7 @@ class LeakReport:
             return Finding.error(
                 "counter-late",
                 "memory counter of {device} ({call}) shows changes only after {late:s}: it hides leaks",
-                remedy="rerun on an idle device; if the error returns, this driver's counter is too slow",
+                remedy="rerun on an idle device; if the error returns, update the driver (counter too slow)",
                 device=self.device,
                 call=self.call,
                 late=round(self.late_s, 1),
@@ -234,7 +234,7 @@ class LeakReport:
             "counter-does-not-follow",
             "memory counter of {device} is unreliable: it changed by {changes} B when {asked:bytes} "
             "were allocated",
-            remedy="rerun on an idle device; if the error returns, this driver's counter does not work",
+            remedy="rerun on an idle device; if the error returns, update the driver (counter broken)",
             device=self.device,
             changes=[after - before for before, after in self.rises],
             asked=ODD_BYTES,

@@ -145,11 +145,13 @@ class _Known:
         of_any = self._table["keys"].get(key) or finding_keys.shared_sentences().get(key, "")
         meaning = self._table["keys"].get(key) or next(filter(None, rows.values()), of_any)
         if meaning and (rows or (check in ("", *self.checks))):
+            is_bad = "good" not in self._status(key)
             yield "\n".join(
                 [
                     *wrap(f"{key}: {self._status(key)}: {meaning}", COLUMNS, "", "  "),
                     *(wrap(", ".join(rows), COLUMNS, "  checks: ") if rows else ()),
-                    "  The report has the figures below the finding, and what to do after Do:.",
+                    *["  In the report, the figures are below the finding, and Do: says what to do."]
+                    * is_bad,
                 ]
             )
 

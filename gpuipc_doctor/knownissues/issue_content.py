@@ -20,6 +20,7 @@ MOST_NEAR = 5
 """Most entries that are named if none has all of the words asked for."""
 
 _WEAK = "These sources are weak: a single third-hand report, or few details."
+_NO_WORKAROUND = "use a version that is not affected, and follow the links: no workaround is published"
 _STATUS = {
     "open": "not fixed yet",
     "fixed": "fixed in a later version",
@@ -45,21 +46,12 @@ def message_page(message: Message) -> str:
         "\nReported by\n" + "\n".join(_paragraphs(f"{message.component} ({message.kind})", _also(message))),
         "\nWhat to do\n" + "\n".join(_items(message.look)),
         "\nHow logs show it\n" + "\n".join(signatures),
-        "\nPrinted by\n" + "\n".join(_items(dict.fromkeys(_files(message)))),
     ]
     return "\n".join(parts)
 
 
 def _also(message: Message) -> str:
     return f"also concerns: {', '.join(message.also)}" if message.also else ""
-
-
-def _files(message: Message) -> Iterator[str]:
-    for signature in message.signatures:
-        source = signature.source.file.split(", ") if signature.source else ()
-        yield from (
-            "a program whose source is not public" if file == "not public" else file for file in source
-        )
 
 
 def _sections(issue: KnownIssue, today: date) -> Iterator[tuple[str, list[str]]]:
@@ -72,9 +64,8 @@ def _sections(issue: KnownIssue, today: date) -> Iterator[tuple[str, list[str]]]
         "Who is affected": _paragraphs(*_affected(issue)),
         "How logs show it": (line for signature in issue.signatures for line in _signature(signature)),
         "How this tool finds it": _paragraphs(*_detection(issue)),
-        "What to do": (
-            line for workaround in issue.harmless_first for line in _workaround(issue, workaround)
-        ),
+        "What to do": [line for each in issue.harmless_first for line in _workaround(issue, each)]
+        or _items([_NO_WORKAROUND] * (not issue.withdrawn)),
         "Not confirmed by the links": _items(issue.inferred),
         "Notes": _paragraphs(issue.notes),
         "Links": _links(issue),
@@ -92,6 +83,7 @@ def _suppression(suppression: Suppression | None, today: date) -> Iterator[str]:
 
 def _affected(issue: KnownIssue) -> Iterator[str]:
     versions = "in versions that no source names" if issue.bad_versions == "unknown" else issue.bad_versions
+    versions = versions.replace("any, as far as is known", "in any version, as far as is known")
     yield f"{issue.component} {versions}; {_STATUS[issue.status]}"
     if good := [version for range_ in issue.affected for version in range_.known_good]:
         yield f"not affected: {', '.join(good)}"

@@ -48,12 +48,15 @@ def _with_report(says: str, command: str, lead: str, file: str) -> Iterator[Item
 def is_unexplained(paragraph: Paragraph) -> bool:
     """Whether no cause, known issue or message explains a FAIL, which then may be news for a vendor."""
     finding = paragraph.finding
+    is_history = "history" in finding.values  # whose error alone is no cause: all its calls are valid
     explains = any(
         item.kind is EvidenceKind.CAUSE
-        or (item.kind is EvidenceKind.RECOGNISED and item.values.get("confidence") != "low")
+        or (
+            item.kind is EvidenceKind.RECOGNISED and item.values.get("confidence") != "low" and not is_history
+        )
         for item in finding.evidence
     )
-    has_cure = finding.remedy and "history" not in finding.values
+    has_cure = finding.remedy and not is_history
     return paragraph.status is Status.FAIL and not (has_cure or paragraph.joins or explains)
 
 

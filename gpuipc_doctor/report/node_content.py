@@ -377,7 +377,8 @@ def _body(report: Report, paragraph: Paragraph, told: Container[str], file: str)
     if len(lines) > EVIDENCE_LINES:
         yield Item(f"… and {len(lines) - EVIDENCE_LINES} more in the JSON report ({file or WRITTEN_BY})")
     if paragraph.figures_differ:
-        yield Item(f"(figures of {first.subject}; those of the others: JSON report, {file or WRITTEN_BY})")
+        of = f"figures of {first.subject}" if first.devices else "the first of several"
+        yield Item(f"({of}; for the others, see the JSON report: {file or WRITTEN_BY})")
     for role in culprits(first):
         yield from _remains(role, first)
     if paragraph.passed_beside:

@@ -29,7 +29,7 @@ LAZY_ENABLE_PEER_ACCESS = 1
 """``CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`` and ``hipIpcMemLazyEnablePeerAccess``, required for opening."""
 
 
-NO_RESULT = "success without a result: it left its output empty"
+NO_RESULT = "success without a result (an empty handle or address)"
 MISALIGNED = "success with a misaligned address"
 UNKNOWN_CODE = "a code unknown to the binding"
 HIDDEN_CODE = "an error whose code the binding hides"
