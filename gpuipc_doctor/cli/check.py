@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -89,6 +90,7 @@ def _with_collectives(report: Report, nodes: Sequence[str], asked: CheckOptions)
     """The report, with the results of `fleet collectives` over the nodes."""
     from gpuipc_doctor.fleet import collective_report
     from gpuipc_doctor.report import json_documents, report_json
+    from gpuipc_doctor.supervise import tree
 
     given = [("--backend", asked.backend), ("--nccl-lib", asked.nccl_lib), ("--config", asked.config_file),
              ("--simulate", asked.simulate), *(("--device", device) for device in asked.devices)]  # fmt: skip
@@ -101,10 +103,10 @@ def _with_collectives(report: Report, nodes: Sequence[str], asked: CheckOptions)
             [*python.module("gpuipc_doctor"), *command, "--", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C reaches it once
         )
-        try:
-            told, said = running.communicate()
-        except KeyboardInterrupt:  # it ends its ranks on all nodes, and reports
+        # It then ends its ranks on all nodes, and reports.
+        with tree.interruptible(lambda: running.send_signal(signal.SIGINT)):
             told, said = running.communicate()
     try:
         over = report_json.loads(told)

@@ -73,7 +73,11 @@ def screen(found: Report, exit_code: int, *, width: int = 80, color: bool = Fals
         why = sentences.summary(passed[0])
     else:
         why = acceptance.reason(found)
-    figures = [f"{one.name} {one.value:.3g} {one.unit}" for finding in passed for one in finding.measured]
+    figures = [
+        f"{one.name} {float(f'{one.value:.3g}'):g} {one.unit}"
+        for finding in passed
+        for one in finding.measured
+    ]
     carried = [sentences.summary(one.finding) for one in found.results if one.finding.key == "carried"]
     size = Parts((counted(found.probes_run, "round"), f"each is in {ROUNDS}"))
     told = (Parts(tuple(figures)),) * bool(figures) + (Lines(tuple(carried)),) * bool(carried)

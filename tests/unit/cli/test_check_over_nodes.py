@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import replace
 from datetime import datetime
@@ -59,6 +60,23 @@ def test_refusal_is_a_skip_with_its_reason(fleet: Path) -> None:
     found = check._with_collectives(of("n1"), check._nodes_of_collectives(asked), asked)
     (result,) = found.results
     assert (result.finding.status, result.finding.values["why"]) == (Status.SKIP, "as root, name a user")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_to_check_alone_ends_the_collectives(
+    fleet: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    (fleet / "printed").write_text(report_json.dumps(replace(of("n[1-2]"), interrupted=True)))
+    program = (
+        "import os, signal, sys, time; from pathlib import Path\n"
+        "def end(*_):\n    print(Path(sys.argv[1]).read_text()); sys.exit(130)\n"
+        "signal.signal(signal.SIGINT, end); time.sleep(1)  # until the parent listens\n"
+        f"os.kill(os.getppid(), {number.value}); time.sleep(20); sys.exit(11)"
+    )
+    printed = str(fleet / "printed")
+    monkeypatch.setattr(python, "module", lambda _: [sys.executable, "-c", program, printed])
+    asked = check_options.parsed(["--all", "--nodes", "2"])
+    assert check._with_collectives(of("n1"), check._nodes_of_collectives(asked), asked).interrupted
 
 
 def test_more_nodes_than_the_allocation_has_are_refused(fleet: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
+from gpuipc_doctor.fleet import collective_report
 from gpuipc_doctor.fleet.collective_types import Round, RoundResult
 from gpuipc_doctor.fleet.collectives import Rounds, examine
-from gpuipc_doctor.model import Finding, Status
+from gpuipc_doctor.model import Finding, Measurement, Status
 from gpuipc_doctor.report import sentences
 from tests.unit.fleet import simulated_nodes as sim
 from tests.unit.fleet.simulated_nodes import Fabric
@@ -218,3 +220,11 @@ def test_the_time_limit_ends_the_search() -> None:
     until = time.monotonic() + BASE.deadline_s - 1  # a round could last longer
     found = list(examine(Rounds(fabric.meet, fabric.joined, BASE, until), NODES, {}, TREE))
     assert told(found) == ["ERROR time-limit: the time limit ended the search after 0 rounds"]
+
+
+def test_figures_of_the_screen_have_three_digits_and_no_exponent() -> None:
+    figures = [Measurement("start", 0.09321, "s"), Measurement("latency", 1184.0, "us")]
+    report = collective_report.report(
+        ["n1"], {}, [Finding.ok("passed", "x", measured=figures)], [], datetime.now().astimezone()
+    )
+    assert "start 0.0932 s · latency 1180 us" in collective_report.screen(report, 0)
