@@ -42,7 +42,7 @@ class Surveys(Check):
     def probes(self, ctx: Context) -> Iterator[Probe]:
         tree = Tree(Path(ctx.options["root"]))
         if tree.exists("/proc/driver/nvidia"):
-            facts = ("gpu-model", "mig", "compute-mode", "persistence")
+            facts = ("gpu-model", "mig", "compute-mode", "persistence", "gpu-serials", "nvlink-peers")
             yield _probe("nvidia", nvidia, facts, root=str(tree.root), rooms=ctx.options["rooms"])
         if next(tree.glob("/sys/bus/pci/devices/*/config"), None):
             yield _probe("pci", bridges, ("acs",), root=str(tree.root))

@@ -316,7 +316,8 @@ def names(documents: Iterable[Report | JobReport], more: Iterable[Fact], here: N
                 versions |= set(rank.versions.values())
     versions |= {str(fact.value) for fact in facts}
     serials = [word for fact in facts if fact.name == "gpu-serials" for word in str(fact.value).split()]
-    identifiers |= {word.rstrip(";") for word in serials if re.fullmatch(r"[\w.-]{4,64};?", word)}
+    serials = [word.rstrip(";") for word in serials if re.fullmatch(r"[\w.-]{4,64};?", word)]
+    identifiers |= {f"{prefix}{serial}" for serial in serials for prefix in ("", "SN")}
     values |= {str(fact.value) for fact in facts if fact.name.startswith("env:") and fact.value}
     return Names(
         frozenset(hosts),

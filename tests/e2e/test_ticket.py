@@ -72,7 +72,7 @@ def test_serials_reach_the_ticket_and_anonymised_no_document(doctor: Command, tm
     ran = doctor("check", "gpu-health", "--simulate", "odd-gpu-links", "--output", str(report))
     assert ran.returncode == 12, ran.stdout + ran.stderr
     serials = ("1650123450003", "1650123450004", "1650123450005")
-    log.write_text(f"board {serials[1]} fell off; replaced by {serials[2]}\n")
+    log.write_text(f"board {serials[1]} fell off; replaced by SN{serials[2]}\n")
     attached = ["--add", str(log), "--also", str(report), "--before", str(report)]
     named = doctor(*TICKET, str(report), *attached)
     assert (named.returncode, named.stderr) == (0, "")
