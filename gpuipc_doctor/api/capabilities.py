@@ -45,8 +45,9 @@ def words_of_lack(vendor: SupportedVendor, lacking: Collection[str], mode: str =
 
 def instead_of(devices: Iterable[Device], lacking: Collection[str]) -> str:
     """What to use without these capabilities; ``devices`` may be empty."""
-    vendors = [device.vendor for device in devices] or SUPPORTED.values()
-    if any(vendor.lacks.intersection(lacking) for vendor in vendors):
+    of_devices = [device.vendor for device in devices] or SUPPORTED.values()
+    vendors = [vendor for vendor in of_devices if not vendor.lacks.intersection(lacking)]
+    if not vendors:
         return ""
     known = (text for vendor in vendors for name, text in vendor.instead.items() if name in lacking)
     return next(known, "use another GPU or driver")
