@@ -115,7 +115,7 @@ def judge(room: Room, tier: Tier = Tier.ACCEPTANCE) -> Finding | None:
     says += f" and {others} more hold" if others else " holds"
     return Finding.error(
         NO_ROOM,
-        f"too little free memory: {lacks}; {says} {{held:mib}}",
+        f"too little free memory: {says} {{held:mib}}; {lacks}",
         *evidence,
         remedy="wait for these processes to end, or stop them; then rerun",
         pid=most.pid,

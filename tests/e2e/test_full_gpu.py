@@ -87,8 +87,8 @@ def test_holder_is_described(doctor: Command, tmp_path: Path) -> None:
     report, _ = found(doctor, node(tmp_path, "142286/4711"))
     (finding,) = (r["finding"] for r in report["results"] if r["finding"]["key"] == "no-room")
     assert finding["summary"] == (
-        "too little free memory: 50 MiB free, 1280 MiB needed; "
-        "process 4711 (vllm, alice, job 77) holds 142286 MiB"
+        "too little free memory: process 4711 (vllm, alice, job 77) holds 142286 MiB; "
+        "50 MiB free, 1280 MiB needed"
     )
     (holder,) = finding["evidence"]
     assert holder["values"]["about"].startswith("of alice, Slurm job 77, ")
@@ -120,7 +120,9 @@ def test_other_gpus_are_tested(doctor: Command, tmp_path: Path) -> None:
 def test_check_all_is_a_short_screen_that_begins_with_the_full_gpu(doctor: Command) -> None:
     ended = doctor("check", "--all", "--simulate", "full-gpu")
     lines = ended.stdout.splitlines()
-    assert lines[1].startswith("CANNOT TELL: driver-init on cuda:0: too little free memory: 50 MiB free")
+    assert lines[1].startswith(
+        "CANNOT TELL: driver-init on cuda:0: too little free memory: process 4711 (vllm, alice"
+    )
     assert len(lines) < 50
     assert ended.stdout.count("\nERROR ") == 1
 
@@ -152,7 +154,7 @@ def test_call_that_fails_for_lack_of_memory_ends_the_tests_of_its_gpu(
 @pytest.mark.parametrize(
     ("gpus", "says"),
     [
-        ("142286/4711", "1280 MiB needed; process 4711 (vllm, alice, job 77) holds 142286 MiB"),
+        ("142286/4711", "too little free memory: process 4711 (vllm, alice, job 77) holds 142286 MiB"),
         ("0/0, 0/0, 142286/4711, 0/0", "ERROR driver-init on cuda:2"),
         ("142286/0", "memory lost: 142286 MiB belong to no living process"),
         ("142286/-1", "too little free memory: 50 MiB free, 1280 MiB needed"),
