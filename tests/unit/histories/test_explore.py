@@ -208,7 +208,7 @@ def test_leak_of_one_kind_of_operation_is_found_in_its_scene(do: str, kib: int) 
     explored = explore(leaking(do, kib * KIB).bench, Generator("cuda", 1, 14, COMPOSED), 2600, 1e6)
     assert explored.again is not None
     assert (explored.again.what, explored.again.name) == ("leak", "device")
-    assert f"grow by {kib} KiB" in explored.again.says
+    assert f"grows by {kib} KiB" in explored.again.says
     assert explored.shortest is not None
     assert do in {operation.do for operation in explored.shortest.operations}
     assert len(explored.shortest.operations) <= 9, steps(explored.shortest)
