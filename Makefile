@@ -206,7 +206,7 @@ $(MPI_PREFIXES): pyproject.toml .venv/.pip
 
 # Named after Debian's release, with its Python and nothing of ours.
 $(ROOTS): | .venv/.pip
-	{ rm -rf $(@D) && mmdebstrap --quiet --variant=apt --include=python3 $(notdir $(@D)) $(@D) \
+	{ rm -rf $(@D) && mkdir -p $(dir $(@D)) && mmdebstrap --quiet --variant=apt --include=python3 $(notdir $(@D)) $(@D) \
 	  && touch $@; } $(OR_GO_WITHOUT)
 
 # Debian's Open MPI 4.1.4 with CUDA and without UCX, whose btl/smcuda keeps freed buffers: half an hour on two cores.

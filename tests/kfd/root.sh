@@ -7,6 +7,7 @@
 set -e
 directory=$1 packages=$2
 shift 2
+mkdir -p "$(dirname "$directory")"
 if ! command -v mmdebstrap >/dev/null; then
     echo "$directory: mmdebstrap is not installed" >&2
     exit 1
