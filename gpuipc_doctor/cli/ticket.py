@@ -6,21 +6,25 @@ import importlib
 import json
 import os
 import pwd
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
 from gpuipc_doctor import node_name
 from gpuipc_doctor.cli import options, saved
+from gpuipc_doctor.cli.stdio import can_redraw, redraw
 from gpuipc_doctor.diagnose.decompress import ZSTD
 from gpuipc_doctor.files import yamlfile
 from gpuipc_doctor.files.near_miss import did_you_mean
 from gpuipc_doctor.files.writing import OutputFile
 from gpuipc_doctor.job.document import JobReport
 from gpuipc_doctor.model import Fact
+from gpuipc_doctor.present.text import counted
 from gpuipc_doctor.report import json_documents
 from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.ticket import anonymise, components, ticket_content
@@ -28,6 +32,8 @@ from gpuipc_doctor.ticket import bundle as archive
 from gpuipc_doctor.ticket.anonymise import GENERIC_USERS, Names, Pseudonyms
 from gpuipc_doctor.ticket.bundle import is_text
 from gpuipc_doctor.ticket.subject import Subject
+
+T = TypeVar("T")
 
 _SUFFIXES = (".tar.zst", ".tar.gz")
 
@@ -51,14 +57,18 @@ def write(
         raise click.UsageError("--hide needs --anonymise", ctx)
     if logs and not bundle:
         raise click.UsageError("--logs needs --bundle", ctx)
-    subject = _subject(file, checks, also, before)
+    about = saved.report_or_job(file)
+    subject = _subject(about, checks, also, before)
     goes_to = components.load()[component] if component else components.concerned(subject)
     added = {path.name: yamlfile.content(path, archive.MOST_BYTES) for path in add}
     kept: dict[str, bytes] = {}
     left_out: dict[str, str] = {}
+    beside = 0
     if logs:
         with options.naming_option("--logs", f"cannot read {logs}"):
-            kept, left_out = archive.of_directory(logs)
+            passed = archive.passed(subject, about) if isinstance(about, Report) else ()
+            kept, left_out = archive.of_directory(logs, passed)
+            beside = sum((logs / each).is_dir() for each in passed)
     compress, place = _place(bundle) if bundle else (None, None)
     if anonymise:
         if unfit := [name for name, content in added.items() if not archive.is_text(content)]:
@@ -68,8 +78,12 @@ def write(
         pseudonyms = _pseudonyms(subject, [*added.values(), *kept.values()], words)
         subject = pseudonyms.of(subject)
         added, _ = archive.rewritten(added, pseudonyms.text)
-        kept, unfit_logs = archive.rewritten(kept, pseudonyms.text)
-        left_out = {**pseudonyms.of(left_out), **unfit_logs}
+        left_out, given = pseudonyms.of(left_out), kept
+        kept = {}
+        for name, content in _counted(given.items(), len(given), "names replaced in"):
+            readable, unfit_log = archive.rewritten({name: content}, pseudonyms.text)
+            kept |= readable
+            left_out |= unfit_log
     subject = replace(subject, files=tuple(added))
     if compress is None or place is None:
         click.echo(ticket_content.ticket(subject, goes_to), nl=False)
@@ -78,6 +92,8 @@ def write(
     members |= {f"attached/{name}": content for name, content in added.items()}
     members |= {f"logs/{name}": content for name, content in kept.items()}
     absent |= {f"logs/{name}": why for name, why in left_out.items()}
+    if beside:
+        absent[f"logs of {counted(beside, 'probe')}"] = "passed or skipped"
     if not logs:
         absent["logs"] = "to add logs and journals, run check --keep-logs DIR, then add --logs DIR"
     said = [f"In the bundle: {', '.join(_folded(members))}."]
@@ -88,8 +104,9 @@ def write(
     click.echo(text, nl=False)
 
 
-def _subject(file: Path, checks: tuple[str, ...], also: tuple[Path, ...], before: Path | None) -> Subject:
-    about = saved.report_or_job(file)
+def _subject(
+    about: Report | JobReport, checks: tuple[str, ...], also: tuple[Path, ...], before: Path | None
+) -> Subject:
     if checks:
         if not isinstance(about, Report):
             raise click.BadParameter("the report of a job has no checks", param_hint="--check")
@@ -141,7 +158,18 @@ def _pseudonyms(subject: Subject, files: list[bytes], words: tuple[str, ...]) ->
     known = (subject.about, *subject.also, *([subject.before] if subject.before else []))
     texts = [json.dumps(json_documents.encode(document), ensure_ascii=False) for document in known]
     texts += [content.decode() for content in files if is_text(content)]
-    return anonymise.Pseudonyms(anonymise.names(known, subject.inventory, _names_here(words)), texts)
+    return anonymise.Pseudonyms(
+        anonymise.names(known, subject.inventory, _names_here(words)),
+        _counted(texts, len(texts), "names looked for in"),
+    )
+
+
+def _counted(files: Iterable[T], number: int, what: str) -> Iterator[T]:
+    """The files, and on a terminal how many have been read: a thousand long logs take a minute."""
+    for done, file in enumerate(files, 1):
+        if can_redraw(sys.stderr):
+            redraw(f"{what} {done}/{number} files", last=done == number)
+        yield file
 
 
 def _names_here(words: tuple[str, ...]) -> Names:

@@ -116,6 +116,13 @@ _HARMLESS = re.compile(
 )
 """Values that do not identify a site: numbers, switches, transports, levels."""
 
+_JOURNAL = (
+    r"(?:(?m:^)\{\"event\":\"[a-z]+\",\"at\":[\d.e-]+"
+    r"(?:,\"operation\":\"(?:cu|hip|ze|nccl|MPI_)\w+\",\"occurrence\":\d+)?(?:,\"text\":\"\")?\}\n)+"
+)
+"""Lines of our journals that only name calls of drivers and libraries: nearly all bytes of kept logs."""
+_OF_JOURNAL = re.compile(r"\"(\w+)\"")
+
 _NAME = r"[\w.+@%~#-]"
 _PRIVATE = r"/(?:home|users|scratch|work|projects?|tmp|lustre|gpfs|nfs)"
 _VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s\"',;]+)"
@@ -172,6 +179,7 @@ class Pseudonyms:
         hosts_named = set(names.hosts)
         files = set(names.programs)
         for text in texts:
+            text = re.sub(_JOURNAL, "", text)
             self._users.update(_HOME.findall(text), _users_in(text))
             files.update(_file_names(text))
             hosts_named.update(_hosts_in(text))
@@ -195,7 +203,7 @@ class Pseudonyms:
             if those
         ]
         self._word = re.compile("|".join(words) or r"(?!)")
-        self._all = re.compile("|".join((self._word.pattern, *_SHAPES)))
+        self._all = re.compile("|".join((rf"(?P<journal>{_JOURNAL})", self._word.pattern, *_SHAPES)))
 
     def text(self, text: str) -> str:
         """The text with pseudonyms."""
@@ -223,6 +231,7 @@ class Pseudonyms:
         assert found.lastgroup is not None
         token = found[0]
         replace: Callable[[str], str] = {
+            "journal": self._journal,
             "known": self._known,
             "host": lambda token: self._named("host", token),
             "key": lambda token: "removed",
@@ -262,6 +271,10 @@ class Pseudonyms:
         kind = self._kinds[token]
         suffix = _SUFFIX.search(token) if kind == "name" else None
         return self._named(kind, token) + (suffix[0] if suffix else "")
+
+    def _journal(self, lines: str) -> str:
+        named = " ".join(set(_OF_JOURNAL.findall(lines)))
+        return self._words(lines) if self._word.search(named) else lines
 
     def _words(self, token: str) -> str:
         return self._word.sub(self._replace, token)

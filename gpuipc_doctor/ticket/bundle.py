@@ -7,12 +7,13 @@ import os
 import re
 import tarfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from gpuipc_doctor.files import reading
 from gpuipc_doctor.job import document, job_content
+from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import json_documents, node_exports, report_json
 from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.ticket import answers
@@ -64,8 +65,10 @@ def of_documents(subject: Subject) -> tuple[Members, dict[str, str]]:
     return members, absent
 
 
-def of_directory(directory: Path) -> tuple[Members, dict[str, str]]:
+def of_directory(directory: Path, without: Container[str] = ()) -> tuple[Members, dict[str, str]]:
     """(regular files below a directory by relative path, omitted files with the reasons). Raises `OSError`.
+
+    ``without``: names of directories that are not read.
 
     Links are not followed: their targets may belong to another user.
     """
@@ -77,7 +80,7 @@ def of_directory(directory: Path) -> tuple[Members, dict[str, str]]:
         raise error
 
     for root, directories, files, fd in os.fwalk(directory, onerror=fail):
-        directories.sort()
+        directories[:] = sorted(each for each in directories if each not in without)
         for file in sorted(files):
             name = os.path.relpath(os.path.join(root, file), directory)  # noqa: PTH118 - bytes of any name
             try:
@@ -91,6 +94,13 @@ def of_directory(directory: Path) -> tuple[Members, dict[str, str]]:
             else:
                 absent[name] = f"more than {MOST_TOTAL >> 30} GiB in all"
     return members, absent
+
+
+def passed(subject: Subject, run: Report) -> set[str]:
+    """The logs' directories of the run's probes that say nothing of the failure; none if nothing failed."""
+    good = (Status.PASS, Status.SKIP)
+    needed = {one.logs for each in subject.reports for one in each.results if one.finding.status not in good}
+    return {result.logs for result in run.results} - needed - {""} if needed else set()
 
 
 def is_text(content: bytes) -> bool:

@@ -7,12 +7,14 @@ import json
 import os
 import socket
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpuipc_doctor.diagnose.decompress import decompressed
 from gpuipc_doctor.job import document
+from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import report_json
 from tests.e2e.conftest import Command
 from tests.sample_reports import gpus, healthy
@@ -60,7 +62,12 @@ def test_bundle_has_all_given_files(doctor: Command, run: Path, tmp_path: Path, 
     assert {"name", "value", "source"} == json.loads(members["inventory.json"])["facts"][0].keys()
     assert b"int main" in members["reproducer.c"]
     assert members["attached/nvidia-bug-report.log.gz"] == log.read_bytes()
-    kept = {f"logs/{each.relative_to(run / 'logs')}" for each in (run / "logs").rglob("*") if each.is_file()}
+    results = report_json.loads((run / "report.json").read_bytes()).results
+    passed = {one.logs for one in results} - {
+        one.logs for one in results if one.finding.status not in (Status.PASS, Status.SKIP)
+    }
+    files = [each.relative_to(run / "logs") for each in (run / "logs").rglob("*") if each.is_file()]
+    kept = {f"logs/{each}" for each in files if each.parts[0] not in passed}
     assert {name for name in members if name.startswith("logs/")} == kept
     assert [name for name in kept if "journal" in name]
     assert "attached: nvidia-bug-report.log.gz" in ended.stdout
@@ -89,6 +96,22 @@ def test_serials_reach_the_ticket_and_anonymised_no_document(doctor: Command, tm
     assert all("692-2G520-0200-000" in text for text in (hidden.stdout, members["report.json"].decode()))
     assert "0000:29:00.0 links 0-16 to 0000:31:00.0" in hidden.stdout
     assert report_json.loads(members["report.json"])
+
+
+def test_logs_of_passed_probes_are_left_out(doctor: Command, run: Path, tmp_path: Path) -> None:
+    report = report_json.loads((run / "report.json").read_bytes())
+    first, *others = [result for result in report.results if result.logs]
+    good = replace(first, finding=replace(first.finding, status=Status.PASS), logs="001-passed")
+    (tmp_path / "report.json").write_text(report_json.dumps(replace(report, results=(good, *others))))
+    for name in ("001-passed", others[0].logs, "unknown"):
+        (tmp_path / "logs" / name).mkdir(parents=True)
+        (tmp_path / "logs" / name / "a.log").write_text("fine\n")
+    bundle = tmp_path / "b.tar.gz"
+    options = ["--for", "ucx", "--logs", str(tmp_path / "logs"), "--bundle", str(bundle)]
+    ended = doctor(*TICKET, str(tmp_path / "report.json"), *options)
+    kept = [name for name in opened(bundle) if name.startswith("logs/")]
+    assert sorted(kept) == sorted(f"logs/{name}/a.log" for name in (others[0].logs, "unknown"))
+    assert "Not in the bundle: logs of 1 probe: passed or skipped" in ended.stdout
 
 
 @pytest.mark.full

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -122,6 +123,24 @@ def test_facts_needed_for_diagnosis_stay(text: str) -> None:
         "users": frozenset({"root", "anna"}),
     }
     assert pseudonyms(text, **names).text(text) == text
+
+
+def test_journal_of_calls_is_read_fast_and_hidden_words_in_it_are_replaced() -> None:
+    calls = "".join(
+        f'{{"event":"armed","at":{number}e-9,"operation":"cuMemAlloc","occurrence":{number}}}\n'
+        f'{{"event":"disarmed","at":{number}e-9}}\n'
+        for number in range(10_000)
+    )
+    took = {}
+    for text in (calls, calls.replace("armed", "Armed")):
+        began = time.process_time()
+        assert Pseudonyms(Names(hosts=frozenset({"nid001"})), [text]).text(text) == text
+        took[text] = time.process_time() - began
+    assert took[calls] * 3 < took[calls.replace("armed", "Armed")]
+    for hidden in ("cuMemAlloc", "disarmed"):
+        assert hidden not in Pseudonyms(Names(words=frozenset({hidden})), [calls]).text(calls)
+    planted = calls + '{"event":"step","at":1.5,"text":"on host nid002"}\n' + calls
+    assert "nid002" not in Pseudonyms(Names(), [planted]).text(planted)
 
 
 def test_same_name_has_the_same_pseudonym_everywhere() -> None:
