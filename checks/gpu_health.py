@@ -1,15 +1,15 @@
-"""Read the health of each GPU that needs no other GPU to compare with, and its PCIe link under a copy.
+"""Read what is judged without comparing GPUs: the health of each GPU, and its PCIe link during a copy.
 
 NVML reports the state of the NVLink fabric, active NVLinks, the recovery that the driver requires, remapped
 rows, uncorrectable ECC errors since the driver was loaded, clocks that are held down without load, and the
 PCIe link; amdgpu counts uncorrectable errors of memory and xGMI; the kernel's log, where it may be read, has
 Xids. ``gpuipc_doctor/api/health_rows.yaml`` says which are a FAIL, which a WARN, and by which source.
 
-A GPU still registering with the fabric is asked again at the end of the run; ten minutes after the
-driver was loaded that is a FAIL, before a job a WARN. "Not supported" is no fault: a GPU alone, on a PCIe
+A GPU still registering with the fabric is asked again at the end of the run. If it still is, that is a FAIL
+when the driver was loaded more than ten minutes ago, else a WARN; in the prolog always a WARN. "Not supported" is no fault: a GPU alone, on a PCIe
 card or in a Grace Hopper without NVSwitch has no fabric.
 
-Nothing is stressed, and no counter is watched over time: that is DCGM's. Multicast is not tried.
+Nothing is stressed, and no counter is watched over time: use DCGM for that. Multicast is not tried.
 """
 
 from __future__ import annotations
