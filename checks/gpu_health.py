@@ -6,8 +6,8 @@ PCIe link; amdgpu counts uncorrectable errors of memory and xGMI; the kernel's l
 Xids. ``gpuipc_doctor/api/health_rows.yaml`` says which are a FAIL, which a WARN, and by which source.
 
 A GPU still registering with the fabric is asked again at the end of the run. If it still is, that is a FAIL
-when the driver was loaded more than ten minutes ago, else a WARN; in the prolog always a WARN. "Not supported" is no fault: a GPU alone, on a PCIe
-card or in a Grace Hopper without NVSwitch has no fabric.
+when the driver was loaded more than ten minutes ago, else a WARN; in the prolog always a WARN. "Not
+supported" is no fault: a GPU alone, on a PCIe card or in a Grace Hopper without NVSwitch has no fabric.
 
 Nothing is stressed, and no counter is watched over time: use DCGM for that. Multicast is not tried.
 """

@@ -2,10 +2,10 @@
 
 The importer has closed the old segment or still has it open. The new segment has the same size as the old
 one, is larger, or is smaller. In a further case the old and the new one are small and share a block with a
-third segment, which keeps the block allocated. The new handle must open and show the new data, also after the data changes.
-Libraries that cache mappings of freed memory (MPICH before its pull request 7862, UCX) depend on this. Some
-drivers refuse a new mapping that overlaps a stale one, and a new handle may equal the old one. Reused
-addresses are counted, because without them nothing is tested.
+third segment, which keeps the block allocated. The new handle must open and show the new data, also after
+the data changes. Libraries that cache mappings of freed memory (MPICH before its pull request 7862, UCX)
+depend on this. Some drivers refuse a new mapping that overlaps a stale one, and a new handle may equal the
+old one. Reused addresses are counted, because without them nothing is tested.
 """
 
 from __future__ import annotations
@@ -168,7 +168,9 @@ def look(w: Worker) -> None:
                 w.peer.send("refused")
         new_wrong.append(wrong and f"{what} {wrong}")
         old.close()
-        with w.step(f"round {number + 1}: read an open segment that may lie in one block with the closed ones"):
+        with w.step(
+            f"round {number + 1}: read an open segment that may lie in one block with the closed ones"
+        ):
             old_wrong += wrong_pattern(f"neighbour of the {what}", neighbour, NEIGHBOUR, STAYS)
         w.peer.send("closed")
     neighbour.close()
