@@ -65,21 +65,25 @@ def command(
     for skipped in examination.skipped:
         say(f"known issue not searched for: {skipped}")
     page = formats.page()
+    again = options.config_again(config_file)
+    brief, full = (
+        each._replace(config=again) for each in (diagnosis_content.BRIEF, diagnosis_content.VERBOSE)
+    )
 
     def news(one: Recognised) -> None:
         if follow and form == "screen":
-            click.echo(terminal.screen([diagnosis_content.entry(one)], **page))
+            click.echo(terminal.screen([diagnosis_content.entry(one, brief)], **page))
 
     diagnosis = diagnose(files or (STDIN,), examination, known=known, follow=follow, say=say, news=news)
     if all(not log.bytes and not log.trouble for log in diagnosis.logs):
         where = ", ".join(files) or "standard input"
         say(f"{where}: no text to search, because nothing in it is a log; name a log or its directory")
     exit_code = code(diagnosis, strict=strict)
-    limits = diagnosis_content.VERBOSE if verbose else diagnosis_content.BRIEF
+    limits = full if verbose else brief
     if form == "json":
         text = diagnosis_content.dumps(diagnosis, exit_code=exit_code, edition=knownissues.edition(dirs))
     elif form == "html":
-        text = diagnosis_content.html(diagnosis, exit_code=exit_code)
+        text = diagnosis_content.html(diagnosis, exit_code=exit_code, limits=full)
     elif form == "markdown":
         text = diagnosis_content.ticket(diagnosis, exit_code=exit_code, limits=limits)
     else:

@@ -68,7 +68,7 @@ def command(words: tuple[str, ...], config_file: Path | None) -> None:
     text = " ".join(" ".join(words).split())
     if not text:
         raise click.UsageError("name a check, a known issue, a word or a code, or paste a line of a log")
-    known = known_here(config.checks_dirs, config.known_issues_dirs)
+    known = known_here(config.checks_dirs, config.known_issues_dirs, options.config_again(config_file))
     answers = list(known.answers(text)) or known.shown_by(text)
     if not answers:
         say(known.nothing(text, words))
@@ -78,16 +78,17 @@ def command(words: tuple[str, ...], config_file: Path | None) -> None:
     click.echo("\n\n".join(answers))
 
 
-def known_here(checks: Sequence[Path] = (), issues: Sequence[Path] = ()) -> _Known:
+def known_here(checks: Sequence[Path] = (), issues: Sequence[Path] = (), again: str = "") -> _Known:
     """What the package explains, and a site's directories of checks and known issues."""
     loaded = [item for item in check_files.load(checks) if isinstance(item, LoadedCheck)]
-    return _Known(loaded, [*knownissues.load(issues), *knownissues.load_messages(issues)])
+    return _Known(loaded, [*knownissues.load(issues), *knownissues.load_messages(issues)], again)
 
 
 class _Known:
     """All that can be explained."""
 
-    def __init__(self, checks: Sequence[LoadedCheck], entries: Sequence[Entry]) -> None:
+    def __init__(self, checks: Sequence[LoadedCheck], entries: Sequence[Entry], again: str) -> None:
+        self._again = again
         self.checks = {item.check.id: item for item in checks}
         self.entries = {entry.id: entry for entry in entries}
         self._table = tables.table(TABLE)
@@ -101,7 +102,7 @@ class _Known:
         if item := self.checks.get(name):
             yield self._check_page(item)
         if entry := self.entries.get(name):
-            yield page(entry) if isinstance(entry, KnownIssue) else message_page(entry)
+            yield page(entry, again=self._again) if isinstance(entry, KnownIssue) else message_page(entry)
         if says := self._words.get(name, self._words.get(name.removesuffix("s"))):
             yield _fill(f"{text}: {says}")
         yield from self._key(*name.rpartition(".")[::2])
@@ -186,7 +187,9 @@ class _Known:
 
     def _xid(self, number: str, is_named: bool) -> Iterator[str]:
         if found := self._search(f"NVRM: Xid (PCI:0000:01:00): {number}, pid=1, name=a.out"):
-            yield "\n".join([f"Xid {number}, an error of an NVIDIA GPU in the kernel log:", *_listed(found)])
+            yield "\n".join(
+                [f"Xid {number}, an error of an NVIDIA GPU in the kernel log:", *self._listed(found)]
+            )
         elif is_named:
             yield f"Xid {number} is not in the database; NVIDIA's catalogue: {_CATALOGUE}"
 
@@ -200,14 +203,21 @@ class _Known:
             }
         if found:
             yield "Known issues and messages with it (gpuipc-doctor diagnose LOG says which):"
-            yield from _listed(list(found.values()))
+            yield from self._listed(list(found.values()))
+
+    def _listed(self, entries: Sequence[Entry]) -> Iterator[str]:
+        for entry in entries[:MOST_ENTRIES]:
+            yield from wrap(f"{entry.id}: {entry.title}", COLUMNS, "  ", "    ")
+        if (left := len(entries) - MOST_ENTRIES) > 0:
+            yield f"  and {left} more"
+        yield f"  More: gpuipc-doctor explain {entries[0].id}{self._again}"
 
     def shown_by(self, text: str) -> list[str]:
         """What a pasted line of a log shows, as `diagnose` finds it; nothing if the line is unknown."""
         found = self._search(text)
         if len(found) == 1:
             return next([one] for one in self.answers(found[0].id))
-        return ["\n".join(["The line is known as:", *_listed(found)])] if found else []
+        return ["\n".join(["The line is known as:", *self._listed(found)])] if found else []
 
     def _search(self, line: str) -> list[Entry]:
         """The entries that `diagnose` recognises in a line, most severe first."""
@@ -235,8 +245,9 @@ class _Known:
             others = f" or {', '.join(map(repr, near[1:]))}?" if near[1:] else ""
             return f"{shown}; did you mean {near[0]!r}?{others}"
         return (
-            f"{shown}; `gpuipc-doctor list` names the checks, `gpuipc-doctor known-issues list WORD` "
-            "searches the known issues, `gpuipc-doctor diagnose LOG` reads a whole log"
+            f"{shown}; `gpuipc-doctor list{self._again}` names the checks, `gpuipc-doctor known-issues list "
+            f"WORD{self._again}` searches the known issues, `gpuipc-doctor diagnose LOG{self._again}` reads "
+            "a whole log"
         )
 
     def names(self) -> list[str]:
@@ -254,14 +265,6 @@ def codes() -> Mapping[int, tuple[str, list[str]]]:
         meaning, others = found.get(number, (says, []))
         found[number] = meaning, [*others, *names]
     return dict(sorted(found.items()))
-
-
-def _listed(entries: Sequence[Entry]) -> Iterator[str]:
-    for entry in entries[:MOST_ENTRIES]:
-        yield from wrap(f"{entry.id}: {entry.title}", COLUMNS, "  ", "    ")
-    if (left := len(entries) - MOST_ENTRIES) > 0:
-        yield f"  and {left} more"
-    yield f"  More: gpuipc-doctor explain {entries[0].id}"
 
 
 def _folded(text: str) -> str:

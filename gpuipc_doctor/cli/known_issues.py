@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -28,6 +28,9 @@ from gpuipc_doctor.versions import parse
 
 HERE = "here"
 """Stands for the version of this node."""
+
+SITE = "site"
+"""The word for the entries that the site config adds or changes."""
 
 _with_config = options.config("Add a site's own known issues.")
 
@@ -71,22 +74,29 @@ def list_(
 ) -> None:
     """List known issues and messages: all, or those with these words, or those of a version.
 
+    `site` lists those that the site config adds or changes.
+
     \b
     What would an upgrade of the driver bring?
       known-issues list --component nvidia-driver --version 580.95.05 --upgrade-from here
     """
     site = options.site_config(config_file)
     _refuse_contradictions(component, version, before)
+    again = options.config_again(config_file)
     if check and check not in (ids := _check_ids(site)):
-        raise UnknownName("check", check, sorted(ids), "gpuipc-doctor list")
+        raise UnknownName("check", check, sorted(ids), f"gpuipc-doctor list{again}")
     if before == HERE:
         before = _version_here(component, site)
     words = tuple(" ".join(words).split())
     question = Question(words, component, check, version, before)
     dirs = site.known_issues_dirs
     entries: tuple[Entry, ...] = (*knownissues.load(dirs), *knownissues.load_messages(dirs))
+    if words == (SITE,) and not component:
+        shipped: list[Entry] = [*knownissues.load(), *knownissues.load_messages()]
+        entries = tuple(entry for entry in entries if entry not in shipped)
+        question = replace(question, words=())
     if component and component not in (names := {*NAMES, *(entry.component for entry in entries)}):
-        raise UnknownName("component", component, sorted(names), "gpuipc-doctor known-issues list")
+        raise UnknownName("component", component, sorted(names), f"gpuipc-doctor known-issues list{again}")
     answers = list(ask(question, entries))
     if as_json:
         click.echo(_json([_answer(answer) for answer in answers]))
@@ -96,7 +106,9 @@ def list_(
         click.echo(markdown(issues, [entry for entry in found if isinstance(entry, Message)]), nl=False)
     else:
         click.echo(listing(answers, question))
-        if words and not answers:
+        if words == (SITE,) and not entries:
+            click.echo("The site config adds none; name it with --config.")
+        elif words and not answers:
             click.echo(near_entries(words, entries))
 
 
@@ -129,15 +141,15 @@ def _version_here(component: str, site: SiteConfig) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(id_: str, config_file: Path | None, as_json: bool) -> None:
     """Show all details of one known issue or message."""
-    dirs = options.site_config(config_file).known_issues_dirs
+    dirs, again = options.site_config(config_file).known_issues_dirs, options.config_again(config_file)
     issues = {issue.id: issue for issue in knownissues.load(dirs)}
     messages = {message.id: message for message in knownissues.load_messages(dirs)}
     if id_ in issues:
-        click.echo(_json(_entry(issues[id_])) if as_json else page(issues[id_]))
+        click.echo(_json(_entry(issues[id_])) if as_json else page(issues[id_], again=again))
     elif id_ in messages:
         click.echo(_json(_entry(messages[id_])) if as_json else message_page(messages[id_]))
     else:
-        raise UnknownName("known issue", id_, [*issues, *messages], "gpuipc-doctor known-issues list")
+        raise UnknownName("known issue", id_, [*issues, *messages], f"gpuipc-doctor known-issues list{again}")
 
 
 @command.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -99,6 +100,11 @@ def config(says: str, **more: Any) -> Callable[[Command], Command]:
     """The option ``--config``, with a command's help text."""
     described = {"type": FilePath(), "metavar": "FILE", "help": says, **more}
     return click.option("--config", "config_file", **described)
+
+
+def config_again(file: Path | None) -> str:
+    """What a command that is printed needs to know what this one knows."""
+    return f" --config {shlex.quote(os.fspath(file))}" if file else ""
 
 
 @contextmanager

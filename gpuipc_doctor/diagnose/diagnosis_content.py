@@ -32,6 +32,8 @@ class Limits(NamedTuple):
     unknown: int
     names: int
     columns: int
+    config: str = ""
+    """The option that printed commands need, with a space before it."""
 
 
 BRIEF = Limits(signatures=4, unknown=10, names=6, columns=240)
@@ -68,10 +70,10 @@ def ticket(diagnosis: Diagnosis, *, exit_code: int, limits: Limits = BRIEF) -> s
     return markdown.render(_title(diagnosis, exit_code), _blocks(diagnosis, limits))
 
 
-def html(diagnosis: Diagnosis, *, exit_code: int) -> str:
-    """The page as HTML, ending in a newline, with everything that `VERBOSE` shows."""
+def html(diagnosis: Diagnosis, *, exit_code: int, limits: Limits = VERBOSE) -> str:
+    """The page as HTML, ending in a newline, by default with everything that `VERBOSE` shows."""
     title = _title(diagnosis, exit_code)
-    return page("diagnosis.html", title=title, simulated="", blocks=list(_blocks(diagnosis, VERBOSE)))
+    return page("diagnosis.html", title=title, simulated="", blocks=list(_blocks(diagnosis, limits)))
 
 
 def _title(diagnosis: Diagnosis, exit_code: int) -> str:
@@ -139,13 +141,13 @@ def entry(one: Recognised, limits: Limits = BRIEF) -> Entry:
     sure = f"{issue.id} · {one.confidence.label} confidence"
     if isinstance(issue, Message):
         items += actions(issue.look)
-        items.append(Item(f"gpuipc-doctor explain {issue.id}", "More: "))
+        items.append(Item(f"gpuipc-doctor explain {issue.id}{limits.config}", "More: "))
         return Entry(word, sure, tuple(items), look, columns=7)
-    checks = f"gpuipc-doctor check {' '.join(issue.checks)}" if issue.checks else ""
+    checks = f"gpuipc-doctor check {' '.join(issue.checks)}{limits.config}" if issue.checks else ""
     items += [Item(_why(one), "Why: ")]
     items += [Item(f"{other.id}; to decide: {other.decide}", "Or: ") for other in one.lookalikes]
     items += [Item(checks, "Check: "), *actions(one.remedies)]
-    items.append(Item(f"gpuipc-doctor known-issues show {issue.id}", "More: "))
+    items.append(Item(f"gpuipc-doctor known-issues show {issue.id}{limits.config}", "More: "))
     return Entry(word, f"{sure}, {_RELATION[one.relation]}", tuple(items), look, columns=7)
 
 

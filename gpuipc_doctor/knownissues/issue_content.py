@@ -30,10 +30,12 @@ _STATUS = {
 }
 
 
-def page(issue: KnownIssue, today: date | None = None) -> str:
-    """The issue's page. Text for copying (URLs, variables) stays on one line, however long."""
+def page(issue: KnownIssue, today: date | None = None, again: str = "") -> str:
+    """The issue's page. Text for copying (URLs, variables) stays on one line, however long.
+
+    ``again``: the option that its commands need."""
     parts = [_fill(f"{issue.id}: {issue.title}", "")]
-    for heading, lines in _sections(issue, today or date.today()):
+    for heading, lines in _sections(issue, today or date.today(), again):
         parts.append(f"\n{heading}\n" + "\n".join(lines))
     return "\n".join(parts)
 
@@ -54,7 +56,7 @@ def _also(message: Message) -> str:
     return f"also concerns: {', '.join(message.also)}" if message.also else ""
 
 
-def _sections(issue: KnownIssue, today: date) -> Iterator[tuple[str, list[str]]]:
+def _sections(issue: KnownIssue, today: date, again: str) -> Iterator[tuple[str, list[str]]]:
     sections: dict[str, Iterable[str]] = {
         "Withdrawn": _paragraphs(issue.withdrawn),
         "Changed by this site": _paragraphs(issue.overrides),
@@ -63,7 +65,7 @@ def _sections(issue: KnownIssue, today: date) -> Iterator[tuple[str, list[str]]]
         "When": _paragraphs(issue.trigger),
         "Who is affected": _paragraphs(*_affected(issue)),
         "How logs show it": (line for signature in issue.signatures for line in _signature(signature)),
-        "How this tool finds it": _paragraphs(*_detection(issue)),
+        "How this tool finds it": _paragraphs(*(f"{command}{again}" for command in _detection(issue))),
         "What to do": [line for each in issue.harmless_first for line in _workaround(issue, each)]
         or _items([_NO_WORKAROUND] * (not issue.withdrawn)),
         "Not confirmed by the links": _items(issue.inferred),

@@ -17,6 +17,9 @@ Entry = KnownIssue | Message
 
 _TIMEOUT = re.compile(r"\btim(?:e|ed|es|ing)[ _-]?outs?\b")
 
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+"""Where a word in a name begins: cudaMalloc also has "malloc"."""
+
 
 class Change(enum.Enum):
     """What an upgrade does to an issue."""
@@ -77,9 +80,10 @@ def _is_about(entry: Entry, question: Question) -> bool:
 
 
 def missing(entry: Entry, words: Iterable[str]) -> list[str]:
-    """The words that an entry does not have."""
+    """The words that no word of an entry begins with."""
     text = _text(entry)
-    return [word for word in words if _folded(word).rstrip("s") not in text]
+    begins = {word: rf"(?<![a-z]){re.escape(_folded(word).rstrip('s'))}" for word in words}
+    return [word for word in begins if not re.search(begins[word], text)]
 
 
 def nearest(words: Collection[str], entries: Iterable[Entry]) -> list[Entry]:
@@ -94,7 +98,8 @@ def nearest(words: Collection[str], entries: Iterable[Entry]) -> list[Entry]:
 def _text(entry: Entry) -> str:
     symptom = entry.symptom if isinstance(entry, KnownIssue) else ""
     samples = " ".join(signature.sample for signature in entry.signatures)
-    return _folded(" ".join((entry.id, entry.title, symptom, entry.component, *entry.also, samples)))
+    text = " ".join((entry.id, entry.title, symptom, entry.component, *entry.also, samples))
+    return _folded(f"{text} {_HUMP.sub(' ', text)}")
 
 
 def _folded(text: str) -> str:

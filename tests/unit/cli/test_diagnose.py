@@ -187,6 +187,16 @@ def test_sites_own_issue_is_found(tmp_path: Path) -> None:
     log.write_text("LustreError: 11-0: this client was evicted by oss3\n", encoding="utf-8")
     result = run("--config", str(site), str(log))
     assert "FOUND  site-lustre" in result.stdout, result.output
+    for form in ("screen", "markdown", "html"):
+        asked = "".join(run("--config", str(site), str(log), "--format", form).stdout.split())
+        assert "".join(f"known-issues show site-lustre --config {site}".split()) in asked.replace("\\", "")
+    for words in (["site"], ["file", "system", "went"]):
+        listed = CliRunner().invoke(cli, ["known-issues", "list", *words, "--config", str(site)]).stdout
+        assert "site-lustre" in listed
+        assert "1 known issue" in listed
+    shown = CliRunner().invoke(cli, ["explain", "site-lustre", "--config", str(site)]).stdout
+    assert "".join(f"gpuipc-doctor diagnose LOG --config {site}".split()) in "".join(shown.split())
+    assert "The site config adds none" in CliRunner().invoke(cli, ["known-issues", "list", "site"]).stdout
 
 
 def test_help_has_the_exit_codes() -> None:

@@ -79,3 +79,9 @@ def test_no_entry_says_the_nearest(words: tuple[str, ...], says: str) -> None:
 
 def test_an_error_of_a_driver_is_found_in_samples() -> None:
     assert "nvidia-ipc-reopen (error)" in listed("CUDA_ERROR_INVALID_HANDLE")
+
+
+def test_words_are_found_at_their_beginnings() -> None:
+    assert listed("our").startswith("0 known issues, 0 messages")
+    assert "cudaMalloc" in listed("malloc")
+    assert listed("malloc") == listed("Malloc")
