@@ -86,6 +86,8 @@ def command(
         text = diagnosis_content.html(diagnosis, exit_code=exit_code, limits=full)
     elif form == "markdown":
         text = diagnosis_content.ticket(diagnosis, exit_code=exit_code, limits=limits)
+    elif all(log.trouble and not log.bytes for log in diagnosis.logs):
+        text = ""  # standard error has it
     else:
         text = diagnosis_content.screen(diagnosis, exit_code=exit_code, limits=limits, **page)
     click.echo(text, nl=False)

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -288,6 +289,8 @@ def _print(asked: JobOptions, found: list[JobReport]) -> None:
         "html": job_content.html,
         "json": document.dumps,
     }
+    if asked.save and asked.form != "json":
+        writers = {form: partial(writer, saved=str(asked.save)) for form, writer in writers.items()}
     page = "\n".join(formats.text(report, asked.form, writers) for report in found)
     if asked.watch:
         click.clear()

@@ -45,6 +45,10 @@ _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a full disk and a lost terminal; click handles a closed pipe."""
 
 
+WAS = {"ticket": "gpuipc-doctor report FILE --format ticket"}
+"""Command of 0.2.0 → what to type now."""
+
+
 class LazyCommands(click.Group):
     """Imports a command's module only when the command runs; listing the commands imports none."""
 
@@ -67,7 +71,8 @@ class LazyCommands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            ctx.fail(f"no command {name!r}{did_you_mean(name, COMMANDS)}")
+            was = WAS.get(name)
+            ctx.fail(f"no command {name!r}{f'; type `{was}`' if was else did_you_mean(name, COMMANDS)}")
         return super().resolve_command(ctx, args)
 
 

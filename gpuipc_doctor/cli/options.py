@@ -60,6 +60,14 @@ def simulate(says: str) -> Callable[[Command], Command]:
     return click.option("--simulate", metavar="PROFILE", help=says, shell_complete=complete("profiles"))
 
 
+OF_SUBJECT = {
+    **dict.fromkeys(("nccl", "rccl"), "; its checks are of `collectives`"),
+    **dict.fromkeys(("ucx", "libfabric", "ofi", "cxi"), "; its checks are of `fabric`"),
+    **dict.fromkeys(("ipc", "cuda", "hip", "nvlink"), "; its checks are of `memory`"),
+}
+"""What is required by another name → whose checks it has."""
+
+
 class Subjects(click.ParamType):  # type: ignore[type-arg]  # generic from Click 8.4 on
     """A comma-separated list of subjects of the verdict."""
 
@@ -73,7 +81,7 @@ class Subjects(click.ParamType):  # type: ignore[type-arg]  # generic from Click
         known = [subject.value for subject in Subject]
         for word in (words := [word.strip() for word in value.split(",")]):
             if word not in known:
-                meant = did_you_mean(word, known, else_list=True)
+                meant = OF_SUBJECT.get(word.casefold()) or did_you_mean(word, known, else_list=True)
                 self.fail(f"{word!r} is no subject of the verdict{meant}", param, ctx)
         return frozenset(map(Subject, words))
 

@@ -28,7 +28,8 @@ class ExitZeroOnUsageError(click.Command):
             line = f"gpuipc-doctor: ERROR invalid command line: {said}"
             for number, say in ((2, partial(click.echo, said, err=True)), (1, partial(click.echo, line))):
                 try:
-                    say()
+                    if number == 1 or not os.path.samestat(os.fstat(1), os.fstat(2)):  # a reader of both
+                        say()
                 except OSError:  # no reader: not the node's fault
                     stdio.give_up(number)
             raise SystemExit(0) from None

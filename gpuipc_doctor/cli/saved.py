@@ -78,7 +78,7 @@ def _json(path: Path) -> Any:
     try:
         return reading.read_json(path, MAX_BYTES)
     except reading.Unreadable as reason:
-        raise _mistake(path, str(reason)) from None
+        raise _mistake(path, f"{reason}; write one with `gpuipc-doctor inventory --json`") from None
 
 
 def is_inventory(path: Path) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gpuipc_doctor.fleet.fold import OF_A_NODE
+from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
 from gpuipc_doctor.fleet.summary import NodeReport, State
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.present.text import counted, sanitise, shorten
@@ -108,5 +109,10 @@ def screen(runs: Sequence[Run], names: Sequence[str]) -> str:
         lines.append(f"{node.node} {node.marks} {last}{failed}{flaps}{changed}{risen}")
     if more := notable[MAX_LINES:]:
         lines.append(f"… and {counted(len(more), 'more node')} that did not pass every run")
-    lines.append(f"{counted(len(found) - len(bad), 'node')} passed every time")
+    missing = [node.node for node in found if set(node.marks) == {"p", "-"}]
+    lines.append(f"{counted(len(found) - len(bad) - len(missing), 'node')} passed every time")
+    if missing:
+        lines[-1] += (
+            f"; {counted(len(missing), 'node')} passed, but not in every run: {NodeSetFormatter(missing).brief(missing)}"
+        )
     return "".join(f"{sanitise(line)}\n" for line in lines)

@@ -191,26 +191,26 @@ MOST_LINES = 25
 """Maximum lines of a screen; the other formats have all."""
 
 
-def screen(report: JobReport, *, width: int, color: bool) -> str:
+def screen(report: JobReport, *, width: int, color: bool, saved: str = "") -> str:
     """The screen, of which the last lines are left out if it is too long."""
-    lines = terminal.screen(blocks(report), width=width, color=color).splitlines()
+    lines = terminal.screen(blocks(report, saved), width=width, color=color).splitlines()
     if len(lines) > MOST_LINES:
         left = len(lines) - MOST_LINES + 1
         lines[MOST_LINES - 1 :] = [f"{left} more lines; --format markdown has all"]
     return "".join(f"{line}\n" for line in lines)
 
 
-def ticket(report: JobReport) -> str:
+def ticket(report: JobReport, saved: str = "") -> str:
     """The report as Markdown, for a ticket."""
-    return markdown.render(f"gpuipc-doctor job: {status(report)}", blocks(report))
+    return markdown.render(f"gpuipc-doctor job: {status(report)}", blocks(report, saved))
 
 
-def html(report: JobReport) -> str:
-    return page("blocks.html", title=sentence(report), simulated="", blocks=tuple(blocks(report)))
+def html(report: JobReport, saved: str = "") -> str:
+    return page("blocks.html", title=sentence(report), simulated="", blocks=tuple(blocks(report, saved)))
 
 
-def blocks(report: JobReport) -> Iterator[Block]:
-    """The screen's blocks: verdict, ranks by stack, and what could not be read."""
+def blocks(report: JobReport, saved: str = "") -> Iterator[Block]:
+    """The screen's blocks: verdict, ranks by stack, and what could not be read. ``saved``: the report's file."""
     hosts = sorted({rank.host for rank in report.ranks})
     orders = {rank.numbered for rank in report.ranks if rank.numbered}
     head = (
@@ -225,7 +225,7 @@ def blocks(report: JobReport) -> Iterator[Block]:
         yield Notice(untried(SUPPORTED), "WARN")
     blamed = [rank for rank in report.ranks if rank.rank in report.verdict.blamed]
     places = [item for rank in blamed[:MOST_BLAMED] for item in _place(rank)]
-    found = [*map(Item, report.verdict.reasons), *places, do(_remedy(report))]
+    found = [*map(Item, report.verdict.reasons), *places, do(_remedy(report, saved))]
     yield Entry(status(report), sentence(report), tuple(found), columns=7)
     is_told = report.verdict.cause is Cause.STOPPED or not report.stopped_launcher
     yield Lines(
@@ -253,7 +253,7 @@ def blocks(report: JobReport) -> Iterator[Block]:
     yield Lines(tuple(f"not seen: {what}: {why}" for what, why in sorted(report.unable.items())))
 
 
-def _remedy(report: JobReport) -> str:
+def _remedy(report: JobReport, saved: str) -> str:
     if not report.ranks:
         return "name a rank or its launcher with --pid, or the job with --slurm"
     calls = {(rank.doing, rank.operation) for rank in report.ranks}
@@ -274,7 +274,10 @@ def _remedy(report: JobReport) -> str:
         return "check the child (pstree -p PID): the rank waits until the child ends or starts a program"
     late = {rank.doing for rank in report.ranks if rank.rank in report.verdict.blamed}
     if report.verdict.cause is Cause.UNKNOWN and report.verdict.waiting and Kind.UNKNOWN.value not in late:
-        return "rerun with --save FILE, and a minute later with --since FILE"
+        if report.since:
+            return ""
+        first = "" if saved else "rerun with --save FILE, and "
+        return f"{first}a minute later{', rerun' if saved else ''} with --since {saved or 'FILE'}"
     return _REMEDIES.get(report.verdict.cause, "")
 
 

@@ -69,6 +69,12 @@ def test_bad_input_costs_its_own_line_only(tmp_path: Path) -> None:
     assert "\x1b" not in result.stderr
 
 
+def test_only_missing_file_is_one_line(tmp_path: Path) -> None:
+    result = run(str(tmp_path / "none"))
+    assert (result.exit_code, result.stdout) == (11, "")
+    assert result.stderr == f"gpuipc-doctor: {tmp_path}/none: cannot be opened: No such file or directory\n"
+
+
 def long_line(directory: Path) -> Path:
     log = directory / "job.out"
     log.write_bytes(b"x" * (3 * BLOCK) + b" and more\nquiet\n")

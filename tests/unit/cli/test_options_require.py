@@ -12,6 +12,7 @@ from gpuipc_doctor.cli import check, compare
     ("given", "says"),
     [
         ("mpu", "'mpu' is no subject of the verdict; did you mean 'mpi'?"),
+        ("NCCL", "'NCCL' is no subject of the verdict; its checks are of `collectives`"),
         ("memory,", "'' is no subject of the verdict"),
         ("gpudirect", "'gpudirect' is no subject of the verdict; there are collectives, fabric, memory, mpi"),
     ],

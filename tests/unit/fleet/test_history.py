@@ -75,7 +75,7 @@ def test_screen_is_in_order_of_time(tmp_path: Path, backwards: bool) -> None:
     assert lines[2].startswith(
         "n2 pFpF last passed 2026-11-03 08:00, failed 2 of 4 times, flaps; since then: "
     )
-    assert lines[-1] == "2 nodes passed every time"
+    assert lines[-1] == "1 node passed every time; 1 node passed, but not in every run: n4"
 
 
 def test_other_formats_of_the_history_are_refused(tmp_path: Path) -> None:

@@ -96,6 +96,11 @@ def test_verdict_does_not_call_waiting_ranks_healthy() -> None:
     loops = job_content.screen(report(waits, rank(1, Kind.LOOPS, WAITING), size=2), width=80, color=False)
     assert "cannot tell" in loops
     assert "Do: rerun with --save FILE, and a minute later with --since FILE" in loops
+    again = report(waits, rank(1, Kind.LOOPS, WAITING), size=2)
+    saved = job_content.screen(again, width=80, color=False, saved="stuck.json")
+    assert "Do: a minute later, rerun with --since stuck.json" in saved
+    since = replace(again, since=Progress(earlier=1.0, moved=(), still=(0, 1)))
+    assert "--since" not in job_content.screen(since, width=80, color=False)
 
 
 def test_parent_of_a_vfork_is_not_sent_to_dmesg() -> None:
