@@ -112,7 +112,6 @@ def screen(runs: Sequence[Run], names: Sequence[str]) -> str:
     missing = [node.node for node in found if set(node.marks) == {"p", "-"}]
     lines.append(f"{counted(len(found) - len(bad) - len(missing), 'node')} passed every time")
     if missing:
-        lines[-1] += (
-            f"; {counted(len(missing), 'node')} passed, but not in every run: {NodeSetFormatter(missing).brief(missing)}"
-        )
+        who = NodeSetFormatter(missing).brief(missing)
+        lines[-1] += f"; {counted(len(missing), 'node')} passed, but not in every run: {who}"
     return "".join(f"{sanitise(line)}\n" for line in lines)

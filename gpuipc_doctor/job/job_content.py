@@ -210,7 +210,7 @@ def html(report: JobReport, saved: str = "") -> str:
 
 
 def blocks(report: JobReport, saved: str = "") -> Iterator[Block]:
-    """The screen's blocks: verdict, ranks by stack, and what could not be read. ``saved``: the report's file."""
+    """The screen's blocks: verdict, ranks by stack, and what could not be read. ``saved``: its file."""
     hosts = sorted({rank.host for rank in report.ranks})
     orders = {rank.numbered for rank in report.ranks if rank.numbered}
     head = (
