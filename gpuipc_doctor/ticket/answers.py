@@ -10,12 +10,13 @@ from gpuipc_doctor.histories import documents as histories
 from gpuipc_doctor.job import job_content
 from gpuipc_doctor.job.document import Cause
 from gpuipc_doctor.log_lines import most_telling
-from gpuipc_doctor.model import EvidenceKind
+from gpuipc_doctor.model import EvidenceKind, Status
 from gpuipc_doctor.node.inventory import NAMES
 from gpuipc_doctor.present.blocks import Block, Lines, Verbatim
-from gpuipc_doctor.present.text import ranges
+from gpuipc_doctor.present.text import fold_subjects, ranges
 from gpuipc_doctor.report import merged_results, node_content, sentences
 from gpuipc_doctor.report.comparison import compare
+from gpuipc_doctor.report.merged_results import Paragraph
 from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.ticket.subject import Subject
 
@@ -164,12 +165,27 @@ def evidence(subject: Subject) -> Iterator[Block]:
     if telling := most_telling(list(dict.fromkeys(printed)), LOG_LINES):
         yield Verbatim(tuple(telling))
     shown = list(subject.stacks.items())
+    if isinstance(subject.about, Report) and not (seen or telling or shown):
+        yield Lines(tuple(_found(subject.about, subject.bad[:FINDINGS])))
     for name, frames in shown[:STACKS]:
         yield Verbatim((name, *(f"  {frame}" for frame in frames[:FRAMES])))
     if len(shown) > STACKS:
         yield Lines((f"{len(shown) - STACKS} more stacks in the bundle",))
     if subject.files:
         yield Lines(tuple(f"attached: {name}" for name in subject.files))
+
+
+def _found(report: Report, bad: Iterable[Paragraph]) -> Iterator[str]:
+    """Findings without other evidence: on which GPUs, and where the check passed."""
+    for one in bad:
+        yield ": ".join(filter(None, (one.where, sentences.summary(one.finding))))
+        beside = [
+            each.devices
+            for each in report.results
+            if each.check in one.checks and each.finding.status is Status.PASS and each.devices
+        ]
+        if passed := fold_subjects(beside):
+            yield f"{', '.join(one.checks)} passed on {passed}"
 
 
 def tried(subject: Subject) -> Iterator[Block]:

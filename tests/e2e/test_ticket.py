@@ -87,6 +87,8 @@ def test_serials_reach_the_ticket_and_anonymised_no_document(doctor: Command, tm
     assert all(serial in named.stdout for serial in serials)
     assert "serial and part number" not in named.stdout.partition("Still missing")[2]
     assert "links 0-16 to" in named.stdout
+    evidence = named.stdout.partition("## Evidence")[2]
+    assert "- cuda:3: 17 of 18 NVLinks are active\n- gpu-health passed on cuda:0-2,4-7\n" in evidence
     hidden = doctor(*TICKET, str(report), *attached, "--anonymise", "--bundle", str(bundle))
     assert (hidden.returncode, hidden.stderr) == (0, "")
     members = opened(bundle)
