@@ -53,7 +53,7 @@ def report_or_job(path: Path) -> Report | JobReport:
             path, f"{foreign}; give a report of `check --output FILE` or of `job --save FILE`"
         ) from None
     except BadDocument as bad:
-        raise _mistake(path, str(bad)) from None
+        raise _mistake(path, f"{bad}; {_WRITES}") from None
 
 
 def _text(path: Path) -> str:
