@@ -110,7 +110,7 @@ def check_page(item: LoadedCheck, faults: list[tuple[str, str]]) -> str:
     rows = "".join(f"| `{name}` | {escaped(text)} |\n" for name, text in faults)
     table = f"| profile | fault |\n|---|---|\n{rows}" if rows else "No simulated fault of its own.\n"
     facts = "".join(f"- {name}: {text}\n" for name, text in explain.facts(item.check, knownissues.load()))
-    breaks, do = tables.table(explain.TABLE)["checks"][item.check.id]
+    breaks, do, *_ = tables.table(explain.TABLE)["checks"][item.check.id]
     return (
         f"# {item.check.id}: {item.check.title}\n\n"
         f"- If it fails, these break: {breaks}\n- Then: {do}\n\n"

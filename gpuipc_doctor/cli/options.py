@@ -63,7 +63,7 @@ def simulate(says: str) -> Callable[[Command], Command]:
 OF_SUBJECT = {
     **dict.fromkeys(("nccl", "rccl"), "; its checks are of `collectives`"),
     **dict.fromkeys(("ucx", "libfabric", "ofi", "cxi"), "; its checks are of `fabric`"),
-    **dict.fromkeys(("ipc", "cuda", "hip", "nvlink"), "; its checks are of `memory`"),
+    **dict.fromkeys(("ipc", "nvlink", *SUPPORTED), "; its checks are of `memory`"),
 }
 """What is required by another name → whose checks it has."""
 

@@ -78,12 +78,8 @@ def write(
         pseudonyms = _pseudonyms(subject, [*added.values(), *kept.values()], words)
         subject = pseudonyms.of(subject)
         added, _ = archive.rewritten(added, pseudonyms.text)
-        left_out, given = pseudonyms.of(left_out), kept
-        kept = {}
-        for name, content in _counted(given.items(), len(given), "names replaced in"):
-            readable, unfit_log = archive.rewritten({name: content}, pseudonyms.text)
-            kept |= readable
-            left_out |= unfit_log
+        kept, unfit_logs = _without_names(kept, pseudonyms)
+        left_out = pseudonyms.of(left_out) | unfit_logs
     subject = replace(subject, files=tuple(added))
     if compress is None or place is None:
         click.echo(ticket_content.ticket(subject, goes_to), nl=False)
@@ -162,6 +158,16 @@ def _pseudonyms(subject: Subject, files: list[bytes], words: tuple[str, ...]) ->
         anonymise.names(known, subject.inventory, _names_here(words)),
         _counted(texts, len(texts), "names looked for in"),
     )
+
+
+def _without_names(logs: dict[str, bytes], pseudonyms: Pseudonyms) -> tuple[dict[str, bytes], dict[str, str]]:
+    """The logs with pseudonyms, and those that cannot have any, with the reason."""
+    kept, left_out = dict[str, bytes](), dict[str, str]()
+    for name, content in _counted(logs.items(), len(logs), "names replaced in"):
+        readable, unfit = archive.rewritten({name: content}, pseudonyms.text)
+        kept |= readable
+        left_out |= unfit
+    return kept, left_out
 
 
 def _counted(files: Iterable[T], number: int, what: str) -> Iterator[T]:

@@ -163,7 +163,9 @@ def _sound(document: Document, validator: Any) -> Document | None:
     data, marks = copy.deepcopy(document.data), dict(document._marks)
 
     def is_left_out(error: Any) -> bool:
-        return error.instance is None and any(isinstance(key, int) for key in [*error.absolute_path][-1:])
+        listed = _at(document.data, [*error.absolute_path][:-1])
+        has_mappings = isinstance(listed, list) and any(isinstance(item, dict) for item in listed)
+        return error.instance is None and has_mappings
 
     while errors := [error for error in validator.iter_errors(data) if not is_left_out(error)]:
         left_out = set[tuple[Key, ...]]()

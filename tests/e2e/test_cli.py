@@ -52,7 +52,10 @@ def hanging(tmp_path: Path) -> str:
             "need a check that runs between nodes",
         ),
         (["check", "ipc-reopne"], "no check 'ipc-reopne'; did you mean 'ipc-reopen'?"),
-        (["check", "--all", "--backend", "cudda"], "'cudda' is not one of 'auto', 'cuda', 'hip', 'all'"),
+        (
+            ["check", "--all", "--backend", "cudda"],
+            "'cudda' is not one of 'auto', 'cuda', 'hip', 'ze', 'all'",
+        ),
         (["check", "--all", "--tier", "quick"], "'quick' is not one of"),
         (["check", "--all", "--deadline", "0"], "--deadline"),
         (
@@ -239,7 +242,7 @@ def test_closed_standard_streams_change_nothing_in_the_report(tmp_path: Path) ->
     any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")), reason="this machine has a GPU"
 )
 def test_without_gpus_the_screen_suggests_a_simulated_node(doctor: Command) -> None:
-    ended = doctor("check", "--all")
+    ended = doctor("check", "--all", "-v")
     assert ended.returncode == 3
     last = ended.stdout.splitlines()[-1]
     assert last == "no GPU here; to see an example, run `gpuipc-doctor check --all --simulate healthy-both`"

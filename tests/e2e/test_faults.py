@@ -126,6 +126,7 @@ WITHOUT_PROFILE = {
     "allocator-pressure": _ALLOCATORS,
     "allocator-stream-reuse": _ALLOCATORS,
     "collective-speed": "only a site config says what is too slow: tests/checks/test_collective_speed.py",
+    "dcgm-diag": "only runs on request, and dcgmi is no driver: tests/e2e/test_dcgm.py",
     "environment": "only a site config makes a setting a FAIL: tests/unit/run/test_site_expectations.py",
     "known-versions": "without a site config a version is a WARN: tests/checks/test_known_versions.py",
     "mpi-gpu-aware": "every MPI accepts simulated device memory: tests/checks/test_mpi_gpu_aware.py",

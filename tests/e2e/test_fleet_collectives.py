@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -81,9 +82,14 @@ def seconds(into: Path) -> float:
     return next(one["seconds"] for one in told if one["round"]["name"] == "all together")
 
 
-def processes(words: str = "fleet take-part") -> list[str]:
-    ended = subprocess.run(["pgrep", "-af", words], capture_output=True, text=True)
-    return [line for line in ended.stdout.splitlines() if "pgrep" not in line]
+def processes(directory: Path, words: str = "fleet take-part") -> list[str]:
+    """Those of nodes that this test started: its directory is in their PATH."""
+    ended = subprocess.run(["pgrep", "-f", words], capture_output=True, text=True)
+    found = []
+    for pid in ended.stdout.split():
+        with contextlib.suppress(OSError):
+            found += [pid] * (str(directory).encode() in Path("/proc", pid, "environ").read_bytes())
+    return found
 
 
 def test_two_healthy_nodes_pass_by_sockets(fleet: Fleet, tmp_path: Path) -> None:
@@ -98,7 +104,7 @@ def test_two_healthy_nodes_pass_by_sockets(fleet: Fleet, tmp_path: Path) -> None
     assert {via for rank in together for via in rank["transports"]} == {"P2P/CUMEM", "NET/Socket/0"}
     assert {via for rank in found["each node alone"] for via in rank["transports"]} == {"P2P/CUMEM"}
     assert all(rank["network"].startswith("Socket: ") for rank in together)
-    assert not processes()
+    assert not processes(tmp_path)
 
 
 def test_wrong_element_above_a_size_is_named_with_its_place(fleet: Fleet, tmp_path: Path) -> None:
@@ -122,7 +128,7 @@ def test_hang_costs_one_deadline_and_leaves_nothing(fleet: Fleet, tmp_path: Path
     assert {rank["ending"] for rank in together} == {"hung"}
     assert {rank["operation"] for rank in together} == {"all-gather of 2 B, bfloat16"}
     assert 8 <= seconds(tmp_path / "out") < 20
-    assert not processes()
+    assert not processes(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +191,7 @@ def test_login_that_hangs_costs_half_the_budget_at_most(fleet: Fleet, tmp_path: 
     assert ended.returncode == 11, ended
     assert "c takes no part: no answer within 45 s" in ended.stdout
     assert {rank["ending"] for rank in rounds(tmp_path / "out")["all together"]} == {"done"}
-    assert not processes("sleep 4713")
+    assert not processes(tmp_path, "sleep 4713")
 
 
 def test_head_that_cannot_be_reached_is_told_with_its_address(fleet: Fleet) -> None:
@@ -212,7 +218,7 @@ def test_interruption_in_a_round_leaves_nothing(command: Callable[..., list[str]
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=100)
     assert running.returncode == 130
-    until("no process of a node is left", lambda: not processes())
+    until("no process of a node is left", lambda: not processes(tmp_path))
     assert not _hanging()
 
 

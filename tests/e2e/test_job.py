@@ -327,7 +327,7 @@ def test_ranks_that_are_started_again_are_not_called_ended(doctor: Command) -> N
     [
         (["--pid", "4194303"], 3, "no process 4194303"),
         (["--pid", "1"], 3, "is not part of a job"),
-        (["--pid", "0"], 2, "0 is not in the range"),
+        (["--pid", "0"], 2, "'0' is not a whole number from 1"),
         (["--user", "nobody-of-that-name"], 3, "unknown user"),
         (["--slurm", "12;rm"], 2, "is not a JOBID"),
         (["--slurm", "4294967295"], 3, "no process of Slurm job 4294967295"),

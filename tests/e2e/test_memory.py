@@ -291,7 +291,7 @@ def test_driver_without_a_gpu_is_reported(doctor: Doctor) -> None:
         (("--interval", "1"), "--interval and --log need --watch"),
         (("--log", "x"), "--interval and --log need --watch"),
         (("--watch", "--log", "/nowhere/x"), "cannot write /nowhere/x: No such file or directory"),
-        (("--watch", "--interval", "0"), "0.0 is not in the range"),
+        (("--watch", "--interval", "0"), "'0' is not a number of seconds above 0"),
         (("--simulate", "healthy-cuad"), "did you mean 'healthy-cuda'?"),
     ],
 )

@@ -170,6 +170,7 @@ def test_processes_have_only_our_variables(hung: tuple[Path, Path]) -> None:
         "GPUIPC_SIM_STATE",
         "ROCM_PATH",
         "I_MPI_OFFLOAD_MODE",
+        "ZE_ENABLE_ALT_DRIVERS",
     }
     command = [*ISOLATED, "prolog", "--config", str(config), "--budget", "30"]
     with subprocess.Popen(command, env=hostile, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:

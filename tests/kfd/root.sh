@@ -7,7 +7,6 @@
 set -e
 directory=$1 packages=$2
 shift 2
-mkdir -p "$(dirname "$directory")"
 if ! command -v mmdebstrap >/dev/null; then
     echo "$directory: mmdebstrap is not installed" >&2
     exit 1
@@ -15,6 +14,7 @@ fi
 mirror=$(awk '/^URIs:/ {print $2; exit} /^deb / {print $2; exit}' /etc/apt/sources.list.d/*.sources /etc/apt/sources.list 2>/dev/null)
 
 make_root() {
+    mkdir -p "$directory"
     base=$1
     last=$1
     for suite; do

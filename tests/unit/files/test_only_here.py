@@ -70,6 +70,10 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "files/tables.py": "open read_bytes",
     },
     "in the run's own directory, made by `supervise.scratch` for this user only": {
+        "cli/fleet_collectives.py": "touch write_bytes",  # a secret, in a directory for this user only
+        "collective/across.py": "read_bytes write_bytes",
+        "fleet/collective_node.py": "open read_bytes write_bytes",
+        "fleet/ssh_gateways.py": "read_bytes",
         "simulator/fabric_programs.py": "write_text",
         "simulator/node.py": "shutil.copyfile touch write_text",
         "supervise/assignment.py": "os.mkfifo os.open read_text write_text",
@@ -90,7 +94,9 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "cli/stdio.py": "os.fdopen os.open",
         "diagnose/archives.py": "open",
         "diagnose/sources.py": "os.fdopen os.open",  # os.open: a log or pipe that the user names; `_open`
+        "worker/dcgm.py": "TemporaryFile",
         "worker/fabric.py": "TemporaryFile open",
+        "fleet/node_blocks.py": "open",  # the run's secret, for a step's standard input
         "fleet/ask.py": "open",  # the tool to send, or /dev/null
         "job/recorder_dumps.py": "os.fdopen",
         "job/shared_memory.py": "os.fdopen",
@@ -104,6 +110,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "run/causes/node_sources.py": "open",
     },
     "Python, with the command line of `files.python`": {
+        "cli/check.py": "subprocess.Popen",
         "run/check_files.py": "subprocess.Popen",
         "run/causes/node_state.py": "subprocess.Popen",  # a file of ours that needs the standard library only
         "supervise/scratch.py": "subprocess.Popen",
@@ -112,7 +119,8 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "supervise/rank.py": "subprocess.Popen",  # the worker's command line, from the plan
     },
     "programs of the system or the site, never through a shell": {
-        "worker/fabric.py": "subprocess.Popen",
+        "worker/dcgm.py": "subprocess.Popen",
+        "worker/fabric.py": "subprocess.Popen subprocess.run",
         "fleet/ask.py": "subprocess_exec",
         "stacks/sampling.py": "subprocess.Popen",
         "simulator/build.py": "subprocess.Popen subprocess.run",
@@ -123,6 +131,8 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "a developer's machine, where packages are built": {
         "ship/build.py": "extractall read_bytes shutil.copy subprocess.run write_bytes",
+        "ship/pictures.py": "read_text write_text",
+        "ship/recipes.py": "write_text",
         "ship/packages.py": "read_bytes subprocess.run write_bytes write_text",
     },
 }

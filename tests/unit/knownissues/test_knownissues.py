@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import tempfile
@@ -702,7 +703,7 @@ def test_any_number_of_mistakes_in_an_issue_is_told(changes: list[tuple[int, Any
     for number, value in changes:
         places = list(_places(issue))
         inside, key = places[number % len(places)]
-        inside[key] = value
+        inside[key] = copy.deepcopy(value)
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "site.yaml")
         file.write_text(yaml.safe_dump(issue))
